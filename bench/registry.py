@@ -1,0 +1,99 @@
+"""The variants there are, read from the docstrings of their files; no variant is imported."""
+
+import ast
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+VARIANTS_DIR = Path(__file__).resolve().parent.parent / "variants"
+_KINDS = {"": "method", "probes": "probe", "pitfalls": "pitfall"}
+
+
+class RegistryError(Exception):
+    """A variant that is not there, or a file that does not keep the contract. One line, for the user."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One script. `kind` is method, probe, pitfall, or own for a file outside the project."""
+
+    name: str
+    path: Path
+    kind: str
+
+    @cached_property
+    def docstring(self) -> str:
+        """The docstring of the file; raises RegistryError when the file is no Python or has none."""
+        try:
+            text = ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8")))
+        except (OSError, SyntaxError, ValueError) as error:
+            raise RegistryError(f"{self.path}: {error}") from None
+        return text or ""
+
+    @property
+    def summary(self) -> str:
+        """The first sentence of the docstring: the technique."""
+        return self.docstring.partition("\n\n")[0].replace("\n", " ").strip()
+
+    @property
+    def command(self) -> str | None:
+        """The command that launches the file by hand."""
+        found = re.search(r"^ *((?:torchrun|python|accelerate) .+)$", self.docstring, re.MULTILINE)
+        return found.group(1).strip() if found else None
+
+    @property
+    def parent(self) -> str | None:
+        """The name of the variant it differs from by one technique."""
+        name = self._field("Parent")
+        return None if name in (None, "none") else name
+
+    @property
+    def ranks(self) -> str:
+        """Who starts its ranks: `one` (there is only one), `launcher`, or `itself`."""
+        return self._field("Ranks") or ("launcher" if (self.command or "").startswith("torchrun") else "one")
+
+    def _field(self, key: str) -> str | None:
+        found = re.search(rf"^ *{key}: (.+)$", self.docstring, re.MULTILINE)
+        return found.group(1).strip() if found else None
+
+
+def variants() -> dict[str, Variant]:
+    """All variants of the project by name, methods first, parents before children, then by name."""
+    found = [
+        Variant(path.stem, path, kind)
+        for folder, kind in _KINDS.items()
+        for path in sorted((VARIANTS_DIR / folder).glob("*.py"))
+        if not path.name.startswith("_")
+    ]
+    by_name = {variant.name: variant for variant in found}
+    order = list(_KINDS.values())
+    return dict(
+        sorted(
+            by_name.items(), key=lambda item: (order.index(item[1].kind), _depth(item[1], by_name), item[0])
+        )
+    )
+
+
+def find(name_or_path: str) -> Variant:
+    """The variant of that name, or the user's own script at that path; raises RegistryError."""
+    known = variants()
+    if name_or_path in known:
+        return known[name_or_path]
+    path = Path(name_or_path)
+    if path.suffix == ".py" and path.is_file():
+        resolved = path.resolve()
+        ours = [variant for variant in known.values() if variant.path == resolved]
+        return ours[0] if ours else Variant(path.stem, resolved, "own")
+    raise RegistryError(
+        f"no variant {name_or_path!r}: takes a path to a .py file, all, or one of {', '.join(known)}"
+    )
+
+
+def _depth(variant: Variant, by_name: dict[str, Variant]) -> int:
+    """How many steps the variant is away from one without a parent."""
+    seen = {variant.name}
+    while variant.parent in by_name and variant.parent not in seen:
+        seen.add(variant.parent)
+        variant = by_name[variant.parent]
+    return len(seen)

@@ -1,0 +1,46 @@
+"""How much memory a rank used, in bytes; None where it cannot be known."""
+
+import sys
+from pathlib import Path
+
+import torch
+
+
+def memory_peaks(device: torch.device) -> dict[str, int | None]:
+    """Peaks of this process so far.
+
+    peak_allocated, peak_reserved: tensors, and what the caching allocator holds for them, on a GPU.
+    peak_rss: host memory mapped in, shared pages counted in full. pss: host memory now, each shared page
+    counted 1/n for n processes, so that it adds up over ranks.
+    """
+    on_gpu = device.type == "cuda"
+    return {
+        "peak_allocated_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        "peak_reserved_bytes": torch.cuda.max_memory_reserved(device) if on_gpu else None,
+        "peak_rss_bytes": peak_rss_bytes(),
+        "pss_bytes": _proc_kib("/proc/self/smaps_rollup", "Pss:"),
+    }
+
+
+def peak_rss_bytes() -> int | None:
+    """The high-water mark of this process's resident memory."""
+    # ru_maxrss would survive exec, so that a small rank shows the peak of the launcher that started it.
+    high_water = _proc_kib("/proc/self/status", "VmHWM:")
+    if high_water is not None:
+        return high_water
+    if sys.platform == "win32":
+        return None
+    import resource  # there is none on Windows
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # bytes on macOS, KiB elsewhere
+
+
+def _proc_kib(path: str, key: str) -> int | None:
+    try:
+        for line in Path(path).read_text().splitlines():
+            if line.startswith(key):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None

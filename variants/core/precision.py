@@ -1,0 +1,50 @@
+"""Which dtype mixed precision uses, and which dtype a step really computed in."""
+
+import torch
+
+from .config import Config, fail
+
+_MATRIX_NODES = ("Addmm", "Mm", "Bmm", "Convolution", "Linear", "Matmul", "CompiledFunction")
+
+
+def pick_amp_dtype(cfg: Config, device: torch.device) -> torch.dtype:
+    """The dtype of `--amp-dtype`; auto is bfloat16 wherever the hardware has it, and on every CPU.
+
+    bfloat16 has the range of float32, so it needs no loss scaling. float16 on a CPU works but runs without
+    native kernels in most builds, some fifty times slower than float32: it has to be asked for by name.
+    """
+    if cfg.dtype != "float32":
+        fail(f"mixed precision starts from --dtype float32: autocast would leave {cfg.dtype} as it is")
+    if cfg.amp_dtype != "auto":
+        return getattr(torch, cfg.amp_dtype)
+    native_bfloat16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if native_bfloat16 else torch.float16
+
+
+def computed_dtype(loss: torch.Tensor) -> str | None:
+    """The dtype of the matrix products behind `loss` (0-d, with its graph), as autograd saw them.
+
+    Reads the graph rather than the flags: an autocast that was silently disabled shows as float32 here. Of
+    several dtypes the narrowest is named; None when the loss has no graph.
+    """
+    matrix_dtypes, all_dtypes = set(), set()
+    seen, todo = set(), [loss.grad_fn]
+    while todo:
+        node = todo.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        todo.extend(child for child, _ in node.next_functions)
+        if "AccumulateGrad" in node.name():  # the parameter itself, not a computation
+            continue
+        found = {meta.dtype for meta in node._input_metadata if meta.dtype.is_floating_point}
+        all_dtypes |= found
+        if any(name in node.name() for name in _MATRIX_NODES):
+            matrix_dtypes |= found
+    dtypes = matrix_dtypes or all_dtypes
+    return dtype_name(max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)) if dtypes else None
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` -> "float32"."""
+    return str(dtype).removeprefix("torch.")
