@@ -79,9 +79,9 @@ class Checkpoint:
                     f"{now[spec.name]}: use the same flags or another --checkpoint-dir"
                 )
         if state["epochs_done"] >= self.cfg.epochs:
+            raise_epochs = "" if self.cfg.lr_schedule == "onecycle" else "raise --epochs to train on, or "
             fail(
-                f"{self.path} has all {state['epochs_done']} of --epochs {self.cfg.epochs}: raise --epochs to "
-                "train on, or use another --checkpoint-dir"
+                f"{self.path} has all {self.cfg.epochs} of its --epochs: {raise_epochs}use another --checkpoint-dir"
             )
 
 

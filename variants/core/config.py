@@ -91,10 +91,10 @@ class Config:
 
     epochs: int = flag(1, whole(1), "N", "passes over the training set")
     global_batch_size: int = flag(128, whole(1), "N", "images per optimizer step over all ranks together")
-    lr: float = flag(0.05, real(0), "X", "learning rate (the peak under --lr-schedule onecycle)")
+    lr: float = flag(0.02, real(0), "X", "learning rate (the peak under --lr-schedule onecycle)")
     momentum: float = flag(0.9, real(0, 1, low_allowed=True), "X", "momentum of SGD")
     lr_schedule: str = flag(
-        "constant", one_of("constant", "onecycle"), "constant|onecycle", "the learning rate over the run"
+        "onecycle", one_of("constant", "onecycle"), "constant|onecycle", "the learning rate over the run"
     )
     warmup_steps: int = flag(20, whole(0), "N", "leading steps that are trained but not timed")
     seed: int = flag(0, whole(0), "N", "seeds the weights and the order of the images")
