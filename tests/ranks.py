@@ -43,7 +43,9 @@ def run_ranks(function: Callable[..., None], world_size: int, *args: Any) -> str
     with tempfile.TemporaryDirectory() as folder:
         logs = [Path(folder, f"rank{rank}.log") for rank in range(world_size)]
         processes = [
-            _server.Process(target=_rank_main, args=(function, args, rank, world_size, store.port, logs[rank]))
+            _server.Process(
+                target=_rank_main, args=(function, args, rank, world_size, store.port, logs[rank])
+            )
             for rank in range(world_size)
         ]
         for process in processes:

@@ -57,7 +57,8 @@ class Checkpoint:
             if state["format"] != FORMAT:
                 fail(f"{self.path} has format {state['format']}, this version reads {FORMAT}")
         except (OSError, RuntimeError, pickle.UnpicklingError, EOFError, KeyError, TypeError) as error:
-            fail(f"{self.path} is damaged, or no checkpoint of this project: {str(error).splitlines()[0]}")
+            detail = (str(error).splitlines() or [type(error).__name__])[0]
+            fail(f"{self.path} is damaged, or no checkpoint of this project: {detail}")
         self._check_config(state)
         unwrap(self.model).load_state_dict(state["model"])
         for name, part in self.parts.items():

@@ -19,7 +19,8 @@ def fail(message: str) -> NoReturn:
 
     Under a launcher every rank finds the same mistake; rank 0 alone says it.
     """
-    if os.environ.get("RANK", "0") == "0":
+    launched = "TORCHELASTIC_RUN_ID" in os.environ  # a RANK of something else must not silence us
+    if not launched or os.environ.get("RANK", "0") == "0":
         print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     sys.exit(2)
 

@@ -38,7 +38,7 @@ def evaluate(model: nn.Module, test_set: ImageSet, device: torch.device) -> Accu
             dist.broadcast(buffer, src=0)
     was_training = network.training
     network.eval()
-    share = torch.arange(rank(), len(test_set), world_size())
+    share = torch.arange(len(test_set))[rank() :: world_size()]
     # The same number of forwards on every rank, as a sharded model communicates in each.
     forwards = -(-len(test_set) // (world_size() * IMAGES_PER_FORWARD))
     correct = torch.zeros((), dtype=torch.int64, device=device)
