@@ -1,1 +1,1 @@
-"""The harness: runs variants in processes of their own, and makes tables, plots and a report of their records."""
+"""The harness: runs variants in processes of their own and makes tables, plots and a report of it."""

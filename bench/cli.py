@@ -132,6 +132,14 @@ def main() -> NoReturn:
         sys.exit(2)
     except click.Abort:
         sys.exit(130)
+    except ModuleNotFoundError as error:
+        if error.name in sys.stdlib_module_names or (error.name or "bench").split(".")[0] in (
+            "bench",
+            "core",
+        ):
+            raise
+        print(f"python -m bench: error: {error.name} is not installed (pip install -e .)", file=sys.stderr)
+        sys.exit(2)
     except BrokenPipeError:  # `bench list | head`
         sys.stderr.close()
         sys.exit(1)

@@ -1,7 +1,7 @@
 """`python guard.py PARENT COMMAND...`: become COMMAND, which gets SIGTERM when the process PARENT dies.
 
-For Linux. A wrapper rather than `preexec_fn`, which may deadlock in a program with threads. SIGTERM, as torchrun ends
-its workers on it; the ranks of torch.multiprocessing.spawn watch their own parent.
+For Linux. A wrapper rather than `preexec_fn`, which may deadlock in a program with threads. SIGTERM, as
+torchrun ends its workers on it; the ranks of torch.multiprocessing.spawn watch their own parent.
 """
 
 import ctypes

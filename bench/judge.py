@@ -35,6 +35,14 @@ def judge(raw: dict[str, Any] | None, outcome: Outcome, job: Job, usable_cores: 
         if unavailable:
             return Verdict("skipped", unavailable.group(1))
         return Verdict("failed", cause_of_death(outcome.exit_code, log))
+    try:
+        return _judge_record(raw, job, usable_cores)
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        # A script of the user's may write a record by other means than StepLog.
+        return Verdict("failed", f"its record cannot be read: {type(error).__name__} {error}")
+
+
+def _judge_record(raw: dict[str, Any] | None, job: Job, usable_cores: int) -> Verdict:
     problem = _missing(raw, job) or _mismatch(raw, job, usable_cores)
     if problem:
         return Verdict("failed", problem)

@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.launch import probe_environment
 from bench.processes import Stop
+from bench.registry import VARIANTS_DIR
 
 PROBE_TIMEOUT_S = 180.0
 
@@ -24,6 +25,7 @@ def probe(stop: Stop) -> dict[str, Any]:
     child = subprocess.Popen(
         [sys.executable, "-m", "core.environment"],
         env=probe_environment(os.environ),
+        cwd=VARIANTS_DIR,  # -m looks there first, and the user's folder may have a `core` of its own
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

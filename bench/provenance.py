@@ -2,6 +2,7 @@
 
 import getpass
 import hashlib
+import importlib.metadata
 import os
 import re
 import socket
@@ -16,12 +17,13 @@ _WINDOWS_PATH = re.compile(r"\b[A-Za-z]:[\\/](?:[^\\/:*?\"<>|\s]+[\\/])*[^\\/:*?
 
 
 def commit() -> tuple[str | None, bool | None]:
-    """(the commit checked out, whether files differ from it), or (None, None) outside a checkout."""
+    """(the commit checked out, whether code differs from it), or (None, None) outside a checkout."""
     revision = _git("rev-parse", "HEAD")
     if revision is None:
         return None, None
-    # The results themselves are no change of the code.
-    changes = _git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!results", ":!REPORT.md")
+    changes = _git(
+        "status", "--porcelain", "--", "variants", "bench"
+    )  # new results are no change of the code
     return revision, bool(changes)
 
 
@@ -44,6 +46,14 @@ def code_digest() -> str:
         digest.update(path.relative_to(VARIANTS_DIR).as_posix().encode() + b"\0")
         digest.update(path.read_bytes() + b"\0")
     return digest.hexdigest()[:16]
+
+
+def version() -> str | None:
+    """Of this project, as it was installed; None in a checkout that was not."""
+    try:
+        return importlib.metadata.version("ddp-side-by-side")
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def load_average() -> list[float] | None:

@@ -50,11 +50,12 @@ class Runner:
     repeats: int = 1
     command_id: str = field(default_factory=lambda: secrets.token_hex(8))
     reference: Record | None = None
-    _reference_sought: bool = False
+    _reference_tried: bool = False
 
     def __post_init__(self) -> None:
         self._commit, self._dirty = provenance.commit()
         self._code = provenance.code_digest()
+        self._version = provenance.version()
 
     def run_all(self, jobs: Sequence[Job]) -> list[Record]:
         """The records of the jobs begun, in order. A stop ends the one that runs, and begins no other."""
@@ -69,12 +70,11 @@ class Runner:
 
     def _seek_reference(self) -> None:
         """Have a run of `single` to compare with: one of this command, an earlier one, or a new one."""
-        if self.reference or self._reference_sought or self.stop:
+        if self.reference or self.stop:
             return
-        self._reference_sought = True  # should it fail now, it would fail again before the next variant
         earlier, _ = records.read_all(self.folder)
         self.reference = parity.find_reference(earlier, self.environment, stored_config(self.cfg), self._code)
-        if self.reference is None:
+        if self.reference is None and not self._reference_tried:
             self.reporter.note(f"no run of {REFERENCE} with these flags yet: it goes first, as the reference")
             self._run(Job(find(REFERENCE), 1, "none", order=-1), "reference")
 
@@ -84,8 +84,10 @@ class Runner:
         record = Record(self.folder / f"{attempt.name}.json", self._raw(attempt))
         if job.variant.name != REFERENCE:
             record.run["parity"] = parity.parity(record.raw, self.reference) if record.ok else None
-        elif self.reference is None and parity.is_reference(record):
-            self.reference = record
+        else:
+            self._reference_tried = True  # should it have failed, it would fail again before each variant
+            if self.reference is None and parity.is_reference(record):
+                self.reference = record
         record = self._store(record)
         self.reporter.end(record)
         return record
@@ -159,6 +161,7 @@ class Runner:
                 "commit": self._commit,
                 "dirty": self._dirty,
                 "code": self._code,
+                "harness": self._version,
                 "log": f"logs/{attempt.name}.log",
                 "log_tail": attempt.log.splitlines()[-TAIL_LINES:] if verdict.status != "ok" else [],
                 "parity": None,

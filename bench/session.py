@@ -18,7 +18,7 @@ from bench.runner import Runner
 from bench.table import json_rows, print_table
 
 _NEEDED_BYTES = 20 * 2**20  # the record of an epoch takes about half a megabyte
-_BAD = {"failed", "timeout", "diverged", "interrupted"}
+_GOOD = {"ok", "skipped"}
 
 
 class SessionError(Exception):
@@ -72,10 +72,10 @@ def run_session(request: Request) -> int:
     )
     done = runner.run_all(jobs)
     rows = _rows([variant.name for variant, _ in chosen], done, stop)
-    _show(rows, request)
+    shown = _show(rows, request)
     if stop:
         return stop.exit_code
-    return 1 if any(row.status in _BAD for row in rows) else 0
+    return 0 if shown and all(row.status in _GOOD for row in rows) else 1
 
 
 def _jobs(request: Request, chosen: Sequence[tuple[Any, bool]], world_size: int) -> list[Job]:
@@ -131,14 +131,17 @@ def _rows(names: Sequence[str], done: Sequence[Record], stop: Stop) -> list[deri
     return rows
 
 
-def _show(rows: Sequence[derive.Row], request: Request) -> None:
+def _show(rows: Sequence[derive.Row], request: Request) -> bool:
+    """Put out the rows; whether they all got where they were to go."""
     if request.json_to == "-":
         print(records.to_json(json_rows(rows)), flush=True)
         print_table(rows, sys.stderr)
-        return
+        return True
     print_table(rows, sys.stdout)
     if request.json_to:
         try:
             Path(request.json_to).write_text(records.to_json(json_rows(rows)) + "\n", encoding="utf-8")
         except OSError as error:
             print(f"the rows could not be written to {request.json_to}: {error.strerror}", file=sys.stderr)
+            return False
+    return True

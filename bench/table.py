@@ -1,9 +1,10 @@
 """Rows as a table for people and as JSON for programs."""
 
 from collections.abc import Sequence
+from pathlib import PurePath
 from typing import Any, TextIO
 
-from bench.derive import Row
+from bench.derive import Row, images_per_s
 
 _JSON_KEYS = (
     "variant",
@@ -48,7 +49,7 @@ def print_table(rows: Sequence[Row], stream: TextIO) -> None:
     console = Console(file=stream, width=None if stream.isatty() else _PIPE_WIDTH, highlight=False)
     console.print(_grid(_SPEED, rows))
     console.print(_grid(_TRAINING, rows))
-    for line in _remarks(rows):
+    for line in _remarks(rows):  # whole lines, so that they can be searched and copied
         console.print(line, markup=False, soft_wrap=True)
 
 
@@ -69,6 +70,14 @@ def _grid(columns: Sequence[tuple[str, str, Any]], rows: Sequence[Row]) -> Any:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def _spread(row: Row) -> str:
+    """How far the repeats lie around the median, in percent; nothing for a single run."""
+    rates = [images_per_s(record.raw) for record in row.records if record.ok]
+    if len(rates) < 2:
+        return ""
+    return f" ±{(max(rates) - min(rates)) / 2 / row.images_per_s:.0%}"
 
 
 def _step(row: Row, percentile: str) -> str:
@@ -95,7 +104,7 @@ _SPEED = (
     ("ranks", "right", lambda row: _number(row.world_size, "d")),
     ("device", "left", lambda row: row.device or "-"),
     ("precision", "left", lambda row: row.precision or "-"),
-    ("images/s", "right", lambda row: _number(row.images_per_s, ",.0f")),
+    ("images/s", "right", lambda row: _number(row.images_per_s, ",.0f") + _spread(row)),
     ("step p50", "right", lambda row: _step(row, "p50")),
     ("p90", "right", lambda row: _step(row, "p90")),
     ("p99 ms", "right", lambda row: _step(row, "p99")),
@@ -106,7 +115,7 @@ _TRAINING = (
     ("final loss", "right", lambda row: _number(row.final_loss, ".4f")),
     ("accuracy", "right", lambda row: _number(row.test_accuracy, ".2%")),
     ("loss parity vs single", "left", _parity),
-    ("record", "left", lambda row: row.record or "-"),
+    ("record", "left", lambda row: PurePath(row.record).name if row.record else "-"),
 )
 
 
@@ -120,4 +129,6 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
     if cuts:
         cut = " or ".join(str(steps) for steps in sorted(cuts))
         remarks.append(f"times leave out the first {cut} steps; images/s is of all ranks together")
+    folders = {str(PurePath(row.record).parent) for row in rows if row.record}
+    remarks += [f"records and logs are in {folder}" for folder in sorted(folders)]
     return remarks

@@ -183,7 +183,8 @@ class Config:
         if images > TRAINING_SET:
             return f"--train-images takes a whole number from 1 to {TRAINING_SET}, got {images}"
         if self.global_batch_size > images:
-            return f"--global-batch-size {self.global_batch_size} is larger than the training set of {images} images"
+            asked = f"{images} images" if self.train_images is None else f"--train-images {images}"
+            return f"--global-batch-size {self.global_batch_size} is larger than the training set of {asked}"
         return None
 
 
