@@ -59,7 +59,7 @@ def _missing(raw: dict[str, Any] | None, job: Job) -> str | None:
     if raw.get("schema") != SCHEMA:
         return f"its record has schema {raw.get('schema')!r}, this version reads {SCHEMA}"
     if raw["world_size"] != job.world_size:
-        return f"asked for {job.world_size} ranks, {raw['world_size']} trained together"
+        return f"asked for {_ranks(job.world_size)}, {raw['world_size']} trained together"
     ranks = [part["rank"] for part in raw["ranks"]]
     if ranks != list(range(job.world_size)):
         return f"asked for ranks 0 to {job.world_size - 1}, the record has {ranks}"
@@ -70,6 +70,10 @@ def _missing(raw: dict[str, Any] | None, job: Job) -> str | None:
         if counts != {raw["steps"]}:
             return f"rank {part['rank']} left {min(counts)} steps of {raw['steps']}"
     return None
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count > 1)}"
 
 
 def _mismatch(raw: dict[str, Any], job: Job, usable_cores: int) -> str | None:

@@ -48,12 +48,10 @@ def run_session(request: Request) -> int:
     reporter = Reporter(request.quiet, request.verbose)
     try:
         chosen = select(request.names)
-        sizes_known = request.world_size is not None
-        if sizes_known:  # a mistake is said at once, and not after torch was imported
-            jobs = _jobs(request, chosen, request.world_size)
+        # Twice: a mistake that shows already is told at once, and not after torch was imported.
+        _jobs(request, chosen, request.world_size or 1)
         environment = machine.probe(stop)
-        if not sizes_known:
-            jobs = _jobs(request, chosen, len(environment["gpus"]) or 2)
+        jobs = _jobs(request, chosen, request.world_size or len(environment["gpus"]) or 2)
     except (PlanError, machine.ProbeError) as error:
         if stop:
             return stop.exit_code
