@@ -127,6 +127,14 @@ def _remarks(raw: dict[str, Any]) -> list[str]:
     return remarks
 
 
+def last_words(log: str, lines: int) -> list[str]:
+    """The end of what the ranks printed, without what torchrun has to say about it after that."""
+    told_by_ranks = re.split(
+        r"^.*torch/distributed/elastic/multiprocessing/api\.py", log, flags=re.MULTILINE
+    )[0]
+    return (told_by_ranks.strip() or log.strip()).splitlines()[-lines:]
+
+
 def cause_of_death(exit_code: int, log: str) -> str:
     """Who failed and of what, in one line, from a launcher's exit code and the ranks' output."""
     interface = _wrong_interface(log)

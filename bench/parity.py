@@ -34,7 +34,7 @@ def find_reference(
         record
         for record in records
         if is_reference(record)
-        and record.raw["environment"] == environment
+        and record.raw.get("environment") == environment
         and record.run.get("code") == code
         and comparable(record.raw["config"]) == wanted
     ]
@@ -46,7 +46,7 @@ def is_reference(record: Record) -> bool:
     return (
         record.variant == REFERENCE
         and record.ok
-        and len(record.raw["epochs"]) == record.raw["config"]["epochs"]
+        and len(record.raw["epochs"]) == record.raw["config"]["epochs"]  # fewer when it was resumed
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import launch, parity, provenance, records
 from bench.flags import config_argv, training_config
-from bench.judge import Verdict, judge
+from bench.judge import Verdict, judge, last_words
 from bench.plan import REFERENCE, Job
 from bench.processes import Outcome, Run, Stop
 from bench.progress import Reporter
@@ -72,7 +72,7 @@ class Runner:
         """Have a run of `single` to compare with: one of this command, an earlier one, or a new one."""
         if self.reference or self.stop:
             return
-        earlier, _ = records.read_all(self.folder)
+        earlier, _ = records.read_all(self.folder, f"{REFERENCE}-*.json")
         self.reference = parity.find_reference(earlier, self.environment, stored_config(self.cfg), self._code)
         if self.reference is None and not self._reference_tried:
             self.reporter.note(f"no run of {REFERENCE} with these flags yet: it goes first, as the reference")
@@ -163,7 +163,7 @@ class Runner:
                 "code": self._code,
                 "harness": self._version,
                 "log": f"logs/{attempt.name}.log",
-                "log_tail": attempt.log.splitlines()[-TAIL_LINES:] if verdict.status != "ok" else [],
+                "log_tail": last_words(attempt.log, TAIL_LINES) if verdict.status != "ok" else [],
                 "parity": None,
             },
         }

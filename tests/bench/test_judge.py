@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from bench.judge import cause_of_death, judge
+from bench.judge import cause_of_death, judge, last_words
 from bench.processes import Outcome
 from tests.bench.fakes import job, raw_record
 
@@ -12,6 +12,7 @@ TORCHRUN_KILLED = """\
 [rank0]: Traceback (most recent call last):
 [rank0]:   File "k.py", line 5, in <module>
 [rank0]: RuntimeError: Read error [127.0.0.1]:45248: Connection reset by peer.
+E1201 04:18:44.727 9627 torch/distributed/elastic/multiprocessing/api.py:1002] failed (exitcode: -9)
 torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
 Failures:
 [1]:
@@ -139,6 +140,11 @@ def test_a_technique_that_this_machine_lacks_is_skipped() -> None:
 )
 def test_who_died_of_what(exit_code: int, log: str, said: str) -> None:
     assert said in cause_of_death(exit_code, log)
+
+
+def test_the_last_words_are_those_of_the_ranks() -> None:
+    assert last_words(TORCHRUN_KILLED, 2) == TORCHRUN_KILLED.splitlines()[1:3]
+    assert last_words("\n\nonly this\n\n", 20) == ["only this"]
 
 
 def test_a_wrong_interface_is_answered_with_those_there_are(monkeypatch: pytest.MonkeyPatch) -> None:

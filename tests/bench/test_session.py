@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from bench import records
-from tests.bench.fakes import ENVIRONMENT, MACHINE, ROOT, harness_command, raw_record, reference, script
+from tests.bench.fakes import MACHINE, ROOT, harness_command, reference, script
 
 HANG = "time.sleep(600)"
 
@@ -182,26 +182,3 @@ def test_killed_at_any_moment_every_record_is_whole(place: Path) -> None:
         harness.communicate()
     assert all(record.ok for record in stored(place))  # reading them has found no file that is none
     assert json.loads((place / "results" / MACHINE / "single-reference.json").read_text())
-
-
-def test_without_a_reference_single_runs_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from bench.flags import Config
-    from bench.plan import Job
-    from bench.processes import Stop
-    from bench.progress import Reporter
-    from bench.registry import Variant, find
-    from bench.runner import Runner
-
-    single = Variant(
-        "single", script(tmp_path, "single", rank_changes={0: {"loss": [2.0, 1.0, 0.5, 0.1]}}), "method"
-    )
-    monkeypatch.setattr("bench.runner.find", lambda name: single if name == "single" else find(name))
-    (tmp_path / "logs").mkdir()
-    runner = Runner(Config(), ENVIRONMENT, tmp_path, Stop(), 60, Reporter(quiet=True))
-    jobs = [Job(Variant("mine", script(tmp_path, "mine"), "own"), 1, "none", order=order) for order in (0, 1)]
-    done = runner.run_all(jobs)
-    assert [record.variant for record in done] == ["mine", "mine"]
-    assert done[0].run["parity"]["class"] == "different"
-    kept, _ = records.read_all(tmp_path)
-    assert sorted(record.variant for record in kept) == ["mine", "mine", "single"]
-    assert raw_record(1)["schema"] == kept[0].raw["schema"]

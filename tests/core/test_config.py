@@ -5,7 +5,7 @@ import sys
 from dataclasses import fields
 
 import pytest
-from core.config import Config, flag_name
+from core.config import Config, flag_name, unavailable
 
 from tests.ranks import VARIANTS
 
@@ -63,6 +63,13 @@ def test_only_rank_0_speaks(capsys, monkeypatch):
     with pytest.raises(SystemExit):
         Config.from_cli(["--epochs", "0"])
     assert capsys.readouterr().err == ""
+
+
+def test_a_technique_that_this_machine_lacks_ends_in_one_line_and_its_own_exit_code(capsys):
+    with pytest.raises(SystemExit) as ended:
+        unavailable("needs 2 GPUs")
+    assert ended.value.code == 69
+    assert capsys.readouterr().err.endswith(": unavailable: needs 2 GPUs\n")
 
 
 def test_a_stray_rank_in_the_environment_does_not_silence_a_single_process(capsys, monkeypatch):
