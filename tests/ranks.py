@@ -87,11 +87,12 @@ def run_script(path: Path, world_size: int, *flags: str, alone: bool = False) ->
     """
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "record.json")
-        run_ranks(_run_as_main, world_size, str(path), [*flags, "--record", str(record)], alone)
+        run_ranks(run_as_main, world_size, str(path), [*flags, "--record", str(record)], alone)
         return json.loads(record.read_text())
 
 
-def _run_as_main(path: str, argv: list[str], alone: bool) -> None:
+def run_as_main(path: str, argv: list[str], alone: bool) -> None:
+    """Run the script as `python path argv` would; `alone` as in `run_script`."""
     if alone:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             del os.environ[name]
