@@ -476,7 +476,7 @@ from core.data import load_data
 {setup}
 
 def rank(number, start):
-    os.environ["RANK"] = str(number)
+    os.environ |= {{"TORCHELASTIC_RUN_ID": "test", "RANK": str(number)}}  # as torchrun sets them
     cfg = SimpleNamespace(
         dataset="kmnist", data_dir={root!r}, train_images=None, dtype="float32", global_batch_size=8
     )
