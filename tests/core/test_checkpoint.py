@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from core import Checkpoint, Config, ConvNet, build_scheduler
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from core import Checkpoint, Config, ConvNet, build_scheduler
 from tests.ranks import run_ranks
 
 

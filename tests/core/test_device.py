@@ -4,6 +4,7 @@ import os
 
 import pytest
 import torch
+
 from core import device as device_module
 from core.device import backend_for, pick_device, usable_cores
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from core.run import run
 
+from core.run import run
 from tests.ranks import VARIANTS, RankError, run_ranks
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from core import Config, build_scheduler
 
+from core import Config, build_scheduler
 from tests.ranks import run_variant
 
 TINY = ("--train-images", "256", "--global-batch-size", "32", "--epochs", "2")

@@ -5,9 +5,10 @@ import time
 
 import pytest
 import torch
+from torch import nn
+
 from core import Checkpoint, Config, ConvNet, StepLog
 from core.steplog import weights_sha256, write_json
-from torch import nn
 
 CPU = torch.device("cpu")
 

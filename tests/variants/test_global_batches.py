@@ -1,4 +1,4 @@
-"""Every world size puts the same images into every global batch, so loss curves can be held against each other."""
+"""Every world size puts the same images into every global batch: loss curves can be compared."""
 
 import json
 import os
@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from core import ImageSet
 
+from core import ImageSet
 from tests.ranks import VARIANTS, run_as_main, run_ranks
 
 FLAGS = ["--train-images", "210", "--epochs", "2", "--model", "mlp"]

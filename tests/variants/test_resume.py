@@ -1,10 +1,10 @@
-"""A run that stops after an epoch and goes on ends with the weights of one that never stopped, bit for bit."""
+"""A run that stops and goes on ends with the weights of one that never stopped, bit for bit."""
 
 from pathlib import Path
 
 import pytest
-from core import Checkpoint
 
+from core import Checkpoint
 from tests.ranks import VARIANTS, RankError, run_as_main, run_ranks, run_script, run_variant
 
 THREE_EPOCHS = ("--train-images", "256", "--global-batch-size", "32", "--epochs", "3")

@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -17,10 +18,12 @@ from typing import Any, NoReturn
 def fail(message: str) -> NoReturn:
     """End this process for a mistake of the user's: one line on stderr, exit code 2.
 
-    Under a launcher every rank finds the same mistake; rank 0 alone says it.
+    Under torchrun every rank finds the same mistake; the first rank of each machine alone says it.
     """
-    launched = "TORCHELASTIC_RUN_ID" in os.environ  # a RANK of something else must not silence us
-    if not launched or os.environ.get("RANK", "0") == "0":
+    launched = "TORCHELASTIC_RUN_ID" in os.environ  # a LOCAL_RANK of something else must not silence us
+    if launched and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(20)  # torchrun ends all ranks once one ends: the one that speaks must be the first
+    else:
         print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     sys.exit(2)
 
