@@ -22,7 +22,7 @@ def fail(message: str) -> NoReturn:
     """
     launched = "TORCHELASTIC_RUN_ID" in os.environ  # a LOCAL_RANK of something else must not silence us
     if launched and os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(20)  # torchrun ends all ranks once one ends: the one that speaks must be the first
+        time.sleep(5)  # torchrun ends all ranks once one ends: the one that speaks must be the first
     else:
         print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
     sys.exit(2)
