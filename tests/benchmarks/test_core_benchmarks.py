@@ -1,4 +1,4 @@
-"""What single parts of the core cost. `make bench` times them; a normal test run only checks that they work."""
+"""What single parts of the core cost. `make bench` times them; in a normal test run they only have to work."""
 
 import pytest
 import torch
