@@ -63,7 +63,9 @@ def _choose() -> tuple[ModuleType, ModuleType, ApexBackend]:
     amp, amp_error = _import("apex.amp")
     parallel, parallel_error = _import("apex.parallel")
     if amp is None or parallel is None:
-        return stand_in(f"{name} is installed but cannot be imported: {amp_error or parallel_error}", cuda_ext)
+        return stand_in(
+            f"{name} is installed but cannot be imported: {amp_error or parallel_error}", cuda_ext
+        )
     return amp, parallel, ApexBackend(name, "apex is installed and there is CUDA", cuda_ext)
 
 

@@ -10,7 +10,7 @@ O0 trains in float32. O1 keeps float32 weights and casts by function (casts.py s
 apex). O2 has half weights, float32 batch norms and float32 masters in the optimizer. O3 is half throughout.
 Half means float16, as in apex, unless `half_dtype` says otherwise; on CPUs it is bfloat16 by default.
 
-As with apex, there is one state for the process: a second `initialize` replaces the loss scalers of the first.
+As with apex, there is one state for the process: a second `initialize` replaces the first one's loss scalers.
 """
 
 import contextlib
@@ -120,7 +120,9 @@ def initialize(
         prepare_model(model, options, casts, cast_model_outputs)
     for optimizer in optimizer_list:
         prepare_optimizer(optimizer, bool(options.master_weights))
-    _state.scalers = [LossScaler(options.loss_scale, min_loss_scale, max_loss_scale) for _ in range(num_losses)]
+    _state.scalers = [
+        LossScaler(options.loss_scale, min_loss_scale, max_loss_scale) for _ in range(num_losses)
+    ]
     _state.initialized, _state.options = True, options
     _say(f"amp (stand-in): {options}")
     return returned
@@ -140,16 +142,18 @@ def scale_loss(
     Call backward on what is yielded, inside. Gradients add up over several uses before a step. When one is
     not finite under a dynamic scale, the next step of these optimizers does nothing and the scale halves.
     With `delay_unscale` the gradients stay scaled; a later use without it must come before the step.
-    With `delay_overflow_check` the scale is left alone and no step is skipped. `model` is not used, as in apex.
+    With `delay_overflow_check` the scale is left alone and no step is skipped. `model` is not used.
     """
     if not _state.initialized:
-        raise ApexError("amp.scale_loss comes after model, optimizer = amp.initialize(model, optimizer, opt_level=...)")
+        raise ApexError(
+            "amp.scale_loss comes after model, optimizer = amp.initialize(model, optimizer, opt_level=...)"
+        )
     if _state.options is None:
         yield loss
         return
     if not 0 <= loss_id < len(_state.scalers):
         raise ApexError(
-            f"loss_id={loss_id}, but amp.initialize made {len(_state.scalers)} loss scaler(s); pass it num_losses"
+            f"loss_id={loss_id}, but there are {len(_state.scalers)} loss scaler(s); amp.initialize takes num_losses"
         )
     scaler = _state.scalers[loss_id]
     if not (_state.options.master_weights or scaler.dynamic) and scaler.scale == 1.0:
@@ -165,14 +169,18 @@ def scale_loss(
         for amp in amps:
             amp.gradients_scaled = True
         return
-    overflow = any([amp.after_backward(scaler) for amp in amps])  # a list, as every optimizer must be unscaled
+    overflow = any(
+        [amp.after_backward(scaler) for amp in amps]
+    )  # a list, as every optimizer must be unscaled
     if delay_overflow_check:
         return
     scaler.update(overflow)
     if overflow:
         for amp in amps:
             amp.skip_step = True
-        _say(f"Gradient overflow.  Skipping step, loss scaler {loss_id} reducing loss scale to {scaler.scale}")
+        _say(
+            f"Gradient overflow.  Skipping step, loss scaler {loss_id} reducing loss scale to {scaler.scale}"
+        )
 
 
 def master_params(optimizer: Optimizer) -> Iterator[torch.Tensor]:
@@ -196,7 +204,7 @@ def state_dict(destination: dict[str, Any] | None = None) -> dict[str, Any]:
 def load_state_dict(state_dict: dict[str, Any]) -> None:
     """Take the loss scalers' state from `amp.state_dict()`; comes after `amp.initialize`.
 
-    Raises ApexError when it was saved with another number of loss scalers. Does nothing where amp is not enabled.
+    Raises ApexError when it was saved with another number of them. Does nothing where amp is not enabled.
     """
     _check_initialized("amp.load_state_dict")
     if _state.options is None:
@@ -204,8 +212,8 @@ def load_state_dict(state_dict: dict[str, Any]) -> None:
     expected = [f"loss_scaler{index}" for index in range(len(_state.scalers))]
     if sorted(state_dict) != sorted(expected):
         raise ApexError(
-            f"the amp state holds {', '.join(map(str, state_dict)) or 'nothing'}, this run has {', '.join(expected)}; "
-            "initialize amp with the same num_losses as when it was saved"
+            f"the amp state holds {', '.join(map(str, state_dict)) or 'nothing'}, this run has "
+            f"{', '.join(expected)}; initialize amp with the same num_losses as when it was saved"
         )
     for key, scaler in zip(expected, _state.scalers, strict=True):
         scaler.scale = float(state_dict[key]["loss_scale"])
@@ -223,7 +231,7 @@ def register_float_function(module: Any, name: str) -> None:
 
 
 def register_promote_function(module: Any, name: str) -> None:
-    """Let `module.name` run in the widest of its arguments' dtypes under O1. Comes before `amp.initialize`."""
+    """Let `module.name` run in the widest of its arguments' dtypes under O1. Before `amp.initialize`."""
     _register(module, name, PROMOTE)
 
 
@@ -238,7 +246,7 @@ def float_function(function: Callable) -> Callable:
 
 
 def promote_function(function: Callable) -> Callable:
-    """Decorator: `function` casts half arguments to float32 when others are, in an O1 model and on its outputs."""
+    """Decorator: `function` casts half arguments to float32 when others are; where `float_function` does."""
     return casting(function, PROMOTE)
 
 

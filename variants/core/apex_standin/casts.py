@@ -31,8 +31,8 @@ _MATRIX_PRODUCTS = "addmm addmv addr matmul mm mv addbmm baddbmm bmm prelu"
 _CONVOLUTIONS = "conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d conv_tbc"
 _RECURRENT = "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell"
 _MATHEMATICS = (
-    "acos asin cosh erfinv exp expm1 log log10 log2 reciprocal rsqrt sinh tan pow cumprod cumsum dist norm prod std "
-    "sum var renorm"
+    "acos asin cosh erfinv exp expm1 log log10 log2 reciprocal rsqrt sinh tan pow cumprod cumsum dist norm "
+    "prod std sum var renorm"
 )
 _PROMOTED = "addcdiv addcmul atan2 cross bilinear dot add div mul eq equal ge gt le lt ne cat stack"
 _FUNCTIONAL = (
@@ -120,7 +120,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-class disable_casts:  # noqa: N801 - apex's name
+class disable_casts:
     """Context manager: no function casts its arguments inside, in this thread."""
 
     def __enter__(self) -> None:
@@ -156,7 +156,8 @@ class AmpTensor(torch.Tensor):
     def unmark(value: Any) -> Any:
         """`value` with plain tensors in place of marked ones."""
         return map_tensors(
-            value, lambda tensor: tensor.as_subclass(torch.Tensor) if isinstance(tensor, AmpTensor) else tensor
+            value,
+            lambda tensor: tensor.as_subclass(torch.Tensor) if isinstance(tensor, AmpTensor) else tensor,
         )
 
     @classmethod
@@ -170,7 +171,7 @@ class AmpTensor(torch.Tensor):
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
-    """`value` with `function` applied to each floating-point tensor in tuples, lists and dicts, at any depth."""
+    """`value` with `function` applied to each floating-point tensor in its tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return function(value) if value.is_floating_point() else value
     if isinstance(value, tuple) and hasattr(value, "_fields"):

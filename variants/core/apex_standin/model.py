@@ -28,8 +28,8 @@ def check_model(model: nn.Module, parallel_wrappers: tuple[type, ...]) -> None:
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.dtype in HALF_TYPES:
             raise ApexError(
-                f"{name} is {tensor.dtype}; amp.initialize takes a float32 model and casts it itself, so leave out "
-                ".half() or .bfloat16()"
+                f"{name} is {tensor.dtype}; amp.initialize takes a float32 model and casts it itself, "
+                "so leave out .half() or .bfloat16()"
             )
 
 
@@ -109,8 +109,8 @@ def cast_values(value: Any, dtype: torch.dtype) -> Any:
 
 def _refuse_replicas(*_: Any) -> NoReturn:
     raise ApexError(
-        "nn.DataParallel cannot copy a model that amp.initialize has prepared, as its casts belong to one device; "
-        "use one process per device and parallel.DistributedDataParallel"
+        "nn.DataParallel cannot copy a model that amp.initialize has prepared, as its casts belong to one "
+        "device; use one process per device and parallel.DistributedDataParallel"
     )
 
 

@@ -32,7 +32,9 @@ class AmpOptimizer:
         for group in optimizer.param_groups:
             group["params"] = self.take(group["params"])
         if optimizer.state:
-            optimizer.load_state_dict(optimizer.state_dict())  # brings the state to the dtype of its parameter
+            optimizer.load_state_dict(
+                optimizer.state_dict()
+            )  # brings the state to the dtype of its parameter
 
     def take(self, params: list[torch.Tensor]) -> list[torch.Tensor]:
         """Take these parameters on; returns what the optimizer shall update in their place."""
@@ -81,7 +83,11 @@ class AmpOptimizer:
         """
         self.gradients_scaled = False
         kept, self.kept = self.kept or [None] * len(self.plain), []
-        new = [param.grad for param in [*(param for param, _ in self.pairs), *self.plain] if param.grad is not None]
+        new = [
+            param.grad
+            for param in [*(param for param, _ in self.pairs), *self.plain]
+            if param.grad is not None
+        ]
         overflow = scaler.overflowed(new)
         if overflow:
             return True
@@ -114,9 +120,13 @@ class AmpOptimizer:
 def prepare_optimizer(optimizer: Optimizer, master_weights: bool) -> None:
     """Give `optimizer` its amp side, and its methods what amp adds to them."""
     if not isinstance(optimizer, Optimizer):
-        raise ApexError(f"amp.initialize takes an optimizer or a list of optimizers, got {type(optimizer).__name__}")
+        raise ApexError(
+            f"amp.initialize takes an optimizer or a list of optimizers, got {type(optimizer).__name__}"
+        )
     if hasattr(optimizer, "amp"):
-        raise ApexError("this optimizer has been through amp.initialize already; make a new one for a new run")
+        raise ApexError(
+            "this optimizer has been through amp.initialize already; make a new one for a new run"
+        )
     optimizer.amp = AmpOptimizer(optimizer, master_weights)
     _wrap_step(optimizer)
     _wrap_zero_grad(optimizer)
@@ -128,11 +138,13 @@ def _wrap_step(optimizer: Optimizer) -> None:
 
     def step(self: Optimizer, closure: Any = None) -> None:
         if closure is not None:
-            raise ApexError("optimizer.step(closure) does not work with amp: it would run backward without scale_loss")
+            raise ApexError(
+                "optimizer.step(closure) does not work with amp: it would run backward without scale_loss"
+            )
         if self.amp.gradients_scaled:
             raise ApexError(
-                "optimizer.step() on gradients that are still scaled: the last scale_loss before it must not have "
-                "delay_unscale=True"
+                "optimizer.step() on gradients that are still scaled: the last scale_loss before it must not "
+                "have delay_unscale=True"
             )
         if self.amp.skip_step:
             self.amp.skip_step = False

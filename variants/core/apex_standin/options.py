@@ -64,13 +64,16 @@ def _defaults(opt_level: str, half: torch.dtype) -> Options:
 def _check_o1(given: dict[str, Any]) -> None:
     if "keep_batchnorm_fp32" in given:
         raise ApexError(
-            "keep_batchnorm_fp32 does not go with opt_level='O1', which leaves the weights of every layer in float32"
+            "keep_batchnorm_fp32 does not go with opt_level='O1', which leaves all weights in float32"
         )
     if "master_weights" in given:
-        raise ApexError("master_weights does not go with opt_level='O1': there the weights themselves are float32")
+        raise ApexError(
+            "master_weights does not go with opt_level='O1': there the weights themselves are float32"
+        )
     if given.get("cast_model_type") not in (None, False, torch.float32):
         raise ApexError(
-            "cast_model_type does not go with opt_level='O1', which casts inside functions; 'O2' and 'O3' cast the model"
+            "cast_model_type does not go with opt_level='O1', which casts inside functions; "
+            "'O2' and 'O3' cast the model"
         )
 
 
@@ -90,5 +93,7 @@ def _loss_scale(value: Any) -> float | str:
     except (TypeError, ValueError):
         scale = math.nan
     if not (math.isfinite(scale) and scale > 0):
-        raise ApexError(f"loss_scale takes 'dynamic' or a positive number such as 128.0 or '128.0', got {value!r}")
+        raise ApexError(
+            f"loss_scale takes 'dynamic' or a positive number such as 128.0 or '128.0', got {value!r}"
+        )
     return scale

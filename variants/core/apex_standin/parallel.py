@@ -59,7 +59,9 @@ class DistributedDataParallel(nn.Module):
         super().__init__()
         _check_process_group("parallel.DistributedDataParallel")
         if shared_param is not None:
-            raise ApexError("shared_param is gone from apex's DistributedDataParallel; use delay_allreduce=True")
+            raise ApexError(
+                "shared_param is gone from apex's DistributedDataParallel; use delay_allreduce=True"
+            )
         if delay_allreduce and allreduce_trigger_params is not None:
             raise ApexError("allreduce_trigger_params does not go with delay_allreduce=True")
         self.module = module
@@ -76,7 +78,9 @@ class DistributedDataParallel(nn.Module):
             _flat(tensors, lambda flat: dist.broadcast(flat, 0))
 
         trained = [param for param in params if param.requires_grad]
-        triggers = None if allreduce_trigger_params is None else {id(param) for param in allreduce_trigger_params}
+        triggers = (
+            None if allreduce_trigger_params is None else {id(param) for param in allreduce_trigger_params}
+        )
         self._buckets = _make_buckets(trained, message_size, triggers)
         self._bucket_of = {param: index for index, bucket in enumerate(self._buckets) for param in bucket}
         for param in trained:
@@ -170,21 +174,26 @@ class Reducer:
             _flat(tensors, _average)
 
 
-def convert_syncbn_model(module: nn.Module, process_group: Any = None, channel_last: bool = False) -> nn.Module:
+def convert_syncbn_model(
+    module: nn.Module, process_group: Any = None, channel_last: bool = False
+) -> nn.Module:
     """`module` with each batch norm replaced by a SyncBatchNorm that holds the same weights and statistics.
 
     Comes before `amp.initialize` and before any parallel wrapper; raises ApexError on a wrapped module.
     """
     if isinstance(module, DistributedDataParallel | nn.parallel.DistributedDataParallel | nn.DataParallel):
         raise ApexError(
-            f"convert_syncbn_model was given a model inside {type(module).__name__}; convert the model first, "
-            "then amp.initialize, then wrap"
+            f"convert_syncbn_model was given a model inside {type(module).__name__}; convert the model "
+            "first, then amp.initialize, then wrap"
         )
     return convert_batchnorms(module, process_group, channel_last, {})
 
 
 def create_syncbn_process_group(group_size: int) -> Any:
-    """The group of `group_size` neighbouring ranks that this rank is in; None (all ranks) for 0. All ranks call it."""
+    """The group of `group_size` neighbouring ranks that this rank is in; None, for all ranks, when it is 0.
+
+    Every rank must call it.
+    """
     _check_process_group("create_syncbn_process_group")
     world_size = dist.get_world_size()
     if group_size == 0:
@@ -205,7 +214,7 @@ def _check_process_group(caller: str) -> None:
 def _make_buckets(
     params: list[torch.Tensor], message_size: int, triggers: set[int] | None
 ) -> list[list[torch.Tensor]]:
-    """Buckets of one dtype and device each, in about the order in which backward fills them: last layer first."""
+    """Buckets of one dtype and device each, in about the order in which backward fills them."""
     full: list[list[torch.Tensor]] = []
     filling: dict[tuple[torch.dtype, torch.device], list[torch.Tensor]] = {}
     for param in reversed(params):

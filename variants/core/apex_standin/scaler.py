@@ -30,7 +30,7 @@ class LossScaler:
         """
         if not self.dynamic:
             return False
-        # A sum is not finite exactly when a summand is not; in float32, sums of half gradients cannot overflow.
+        # A sum is not finite when a summand is not, and sums of half gradients fit into float32.
         sums = [gradient.float().sum() for gradient in gradients]
         return bool(sums) and not bool(torch.stack(sums).isfinite().all())
 
