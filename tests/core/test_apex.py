@@ -1,4 +1,4 @@
-"""Which apex `core.apex` takes, with made-up packages of that name; each case in a process of its own."""
+"""Which apex `core.apex` takes, with made-up packages of that name."""
 
 import json
 import os
@@ -9,105 +9,119 @@ from pathlib import Path
 import pytest
 
 VARIANTS = Path(__file__).parents[2] / "variants"
+
+REAL = {
+    "apex/__init__.py": "__version__ = '25.04'",
+    "apex/amp/__init__.py": "",
+    "apex/parallel/__init__.py": "",
+}
+PACKAGES = {
+    "nothing": {},
+    "web toolkit that fails": {"apex/__init__.py": "from pyramid.session import SignedCookieSessionFactory"},
+    "web toolkit that imports": {
+        "apex/__init__.py": "",
+        "apex-0.9.10.dev0.dist-info/METADATA": "Metadata-Version: 2.1\nName: apex\nVersion: 0.9.10.dev0\n"
+        "Summary: Pyramid toolkit to add Velruse, Flash Messages, CSRF and more\n",
+    },
+    "too new": {"apex/__init__.py": "__version__ = '25.09'"},
+    "raises": {"apex/__init__.py": "raise OSError('libcudart.so.11:\\n not found')"},
+    "exits": {"apex/__init__.py": "import sys; sys.exit(3)"},
+    "does not parse": {"apex/__init__.py": "1 +"},
+    "real": REAL,
+    "real with kernels": {**REAL, "amp_C.py": ""},
+    "broken amp": {**REAL, "apex/amp/__init__.py": "import a_module_that_is_not_there"},
+}
+# One process for all of them, as most of its time goes into importing torch.
 PROBE = """
-import json, sys, torch
-torch.cuda.is_available = lambda: {cuda}
-from core.apex import amp, apex_backend, parallel
-print(json.dumps([amp.__name__, parallel.__name__, vars(apex_backend())]))
+import importlib, json, sys, torch
+site = sys.argv[1]
+import core.apex_standin
+assert "apex" not in sys.modules and "core.apex" not in sys.modules
+for name in sys.argv[2:]:
+    for cuda in (False, True):
+        sys.path.insert(0, f"{site}/{name}")
+        importlib.invalidate_caches()
+        torch.cuda.is_available = lambda: cuda
+        from core.apex import amp, apex_backend, parallel
+        print(json.dumps([name, cuda, amp.__name__, parallel.__name__, vars(apex_backend())]))
+        sys.path.pop(0)
+        for module in [m for m in sys.modules if m.split(".")[0] in ("apex", "amp_C") or m == "core.apex"]:
+            del sys.modules[module]
 """
 
 
-def backend(site: Path, files: dict[str, str], cuda: bool = False) -> tuple[str, str, dict]:
-    for name, text in files.items():
-        (site / name).parent.mkdir(parents=True, exist_ok=True)
-        (site / name).write_text(text)
+@pytest.fixture(scope="module")
+def chosen(tmp_path_factory):
+    """{(package, whether there is CUDA): (module of amp, module of parallel, backend)}."""
+    site = tmp_path_factory.mktemp("site")
+    for package, files in PACKAGES.items():
+        for name, text in files.items():
+            path = site / package / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
     done = subprocess.run(
-        [sys.executable, "-c", PROBE.format(cuda=cuda)],
-        env={**os.environ, "PYTHONPATH": f"{VARIANTS}{os.pathsep}{site}"},
+        [sys.executable, "-c", PROBE, str(site), *PACKAGES],
+        env={**os.environ, "PYTHONPATH": str(VARIANTS), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
     )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    rows = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(package, cuda): (amp, parallel, backend) for package, cuda, amp, parallel, backend in rows}
 
 
-def test_without_apex_the_stand_in_runs(tmp_path):
-    amp, parallel, chosen = backend(tmp_path, {})
-    assert amp == "core.apex_standin.amp"
-    assert parallel == "core.apex_standin.parallel"
-    assert chosen == {"name": "stand-in", "reason": "apex is not installed", "cuda_ext": None}
+@pytest.mark.parametrize("cuda", [False, True])
+def test_without_apex_the_stand_in_runs(chosen, cuda):
+    backend = {"name": "stand-in", "reason": "apex is not installed", "cuda_ext": None}
+    assert chosen["nothing", cuda] == ("core.apex_standin.amp", "core.apex_standin.parallel", backend)
 
 
-@pytest.mark.parametrize(
-    "files",
-    [
-        {"apex/__init__.py": "from pyramid.session import UnencryptedCookieSessionFactoryConfig"},
-        {
-            "apex/__init__.py": "",
-            "apex-0.9.10.dev0.dist-info/METADATA": "Metadata-Version: 2.1\nName: apex\nVersion: 0.9.10.dev0\n"
-            "Summary: Pyramid toolkit to add Velruse, Flash Messages, CSRF and more",
-        },
-    ],
-    ids=["fails", "imports"],
-)
-def test_the_web_toolkit_from_pypi_is_said_by_name(tmp_path, files):
-    _, _, chosen = backend(tmp_path, files, cuda=True)
-    assert chosen["name"] == "stand-in"
-    assert chosen["reason"] == "the package named apex on PyPI is an unrelated web toolkit, not NVIDIA apex"
-    assert chosen["cuda_ext"] is None
-
-
-def test_a_too_new_apex_is_said_by_name(tmp_path):
-    _, _, chosen = backend(tmp_path, {"apex/__init__.py": "__version__ = '25.09'"}, cuda=True)
-    assert chosen["name"] == "stand-in"
-    assert chosen["reason"].startswith("apex 25.09 has no amp and no parallel: NVIDIA removed amp and parallel")
-    assert "25.04 (commit e13873de)" in chosen["reason"]
-
-
-@pytest.mark.parametrize(
-    "text", ["raise OSError('libcudart.so.11:\\n not found')", "import sys; sys.exit(3)", "1 +"]
-)
-def test_a_broken_apex_is_a_reason_in_one_line(tmp_path, text):
-    _, _, chosen = backend(tmp_path, {"apex/__init__.py": text}, cuda=True)
-    assert chosen["name"] == "stand-in"
-    assert chosen["reason"].startswith("apex is installed but cannot be imported: ")
-    assert "\n" not in chosen["reason"]
-
-
-REAL = {"apex/__init__.py": "__version__ = '25.04'", "apex/amp/__init__.py": "", "apex/parallel/__init__.py": ""}
-
-
-def test_apex_without_cuda_gives_way(tmp_path):
-    amp, _, chosen = backend(tmp_path, REAL)
-    assert amp == "core.apex_standin.amp"
-    assert chosen == {
+@pytest.mark.parametrize("package", ["web toolkit that fails", "web toolkit that imports"])
+@pytest.mark.parametrize("cuda", [False, True])
+def test_the_web_toolkit_from_pypi_is_said_by_name(chosen, package, cuda):
+    assert chosen[package, cuda][2] == {
         "name": "stand-in",
-        "reason": "apex needs CUDA; there is none here",
-        "cuda_ext": False,
+        "reason": "the package named apex on PyPI is an unrelated web toolkit, not NVIDIA apex",
+        "cuda_ext": None,
     }
 
 
-@pytest.mark.parametrize("kernels", [True, False])
-def test_the_real_apex_is_taken_where_there_is_cuda(tmp_path, kernels):
-    amp, parallel, chosen = backend(tmp_path, REAL | ({"amp_C.py": ""} if kernels else {}), cuda=True)
-    assert (amp, parallel) == ("apex.amp", "apex.parallel")
-    assert chosen["name"] == "apex 25.04"
-    assert chosen["cuda_ext"] is kernels
-
-
-def test_an_apex_whose_amp_breaks_gives_way(tmp_path):
-    broken = REAL | {"apex/amp/__init__.py": "import a_module_that_is_not_there"}
-    amp, _, chosen = backend(tmp_path, broken, cuda=True)
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_too_new_apex_is_said_by_name(chosen, cuda):
+    amp, _, backend = chosen["too new", cuda]
     assert amp == "core.apex_standin.amp"
-    assert "apex 25.04 is installed but cannot be imported: ModuleNotFoundError" in chosen["reason"]
-
-
-def test_core_apart_from_this_module_imports_no_apex(tmp_path):
-    (tmp_path / "apex").mkdir()
-    (tmp_path / "apex/__init__.py").write_text("raise SystemError('apex was imported')")
-    done = subprocess.run(
-        [sys.executable, "-c", "import core.apex_standin, sys; assert 'apex' not in sys.modules"],
-        env={**os.environ, "PYTHONPATH": f"{VARIANTS}{os.pathsep}{tmp_path}"},
+    assert backend["reason"] == (
+        "apex 25.09 has no amp and no parallel: NVIDIA removed amp and parallel in May 2025; "
+        "the last tag with them is 25.04 (commit e13873de)"
     )
-    assert done.returncode == 0
+
+
+@pytest.mark.parametrize("package", ["raises", "exits", "does not parse"])
+@pytest.mark.parametrize("cuda", [False, True])
+def test_a_broken_apex_is_a_reason_in_one_line(chosen, package, cuda):
+    amp, _, backend = chosen[package, cuda]
+    assert amp == "core.apex_standin.amp"
+    assert backend["reason"].startswith("apex is installed but cannot be imported: ")
+    assert "\n" not in backend["reason"]
+
+
+@pytest.mark.parametrize(("package", "kernels"), [("real", False), ("real with kernels", True)])
+def test_the_real_apex_needs_cuda(chosen, package, kernels):
+    amp, parallel, backend = chosen[package, False]
+    assert (amp, parallel) == ("core.apex_standin.amp", "core.apex_standin.parallel")
+    assert backend == {
+        "name": "stand-in",
+        "reason": "apex needs CUDA; there is none here",
+        "cuda_ext": kernels,
+    }
+    amp, parallel, backend = chosen[package, True]
+    assert (amp, parallel) == ("apex.amp", "apex.parallel")
+    assert backend["name"] == "apex 25.04"
+    assert backend["cuda_ext"] is kernels
+
+
+def test_an_apex_whose_amp_breaks_gives_way(chosen):
+    amp, _, backend = chosen["broken amp", True]
+    assert amp == "core.apex_standin.amp"
+    assert "apex 25.04 is installed but cannot be imported: ModuleNotFoundError" in backend["reason"]

@@ -419,7 +419,14 @@ def test_gradients_add_up_over_micro_batches(level, delay):
         optimizer.zero_grad()
         for index, half in enumerate(halves):
             last = index == len(halves) - 1
-            backward(model, optimizer, IMAGES[half], LABELS[half], 1 / len(halves), delay_unscale=delay and not last)
+            backward(
+                model,
+                optimizer,
+                IMAGES[half],
+                LABELS[half],
+                1 / len(halves),
+                delay_unscale=delay and not last,
+            )
         return [param.grad.float() for param in amp.master_params(optimizer)]
 
     whole = gradient([slice(0, 8)])
@@ -449,7 +456,7 @@ def test_clipping_the_masters_clips_the_update():
 
 def test_small_updates_reach_the_masters_though_half_weights_cannot_hold_them():
     model, optimizer = prepared("O2", lr=1e-7)
-    weight, master = model.fc.weight, dict(zip("fc", [None, None], strict=True))
+    weight = model.fc.weight
     before = weight.detach().clone()
     master = [param for param in amp.master_params(optimizer) if param.shape == weight.shape][0]
     start = master.detach().clone()
@@ -522,7 +529,11 @@ def test_two_models_two_optimizers_three_losses():
     before = [values(model) for model in models]
     features = torch.randn(8, 4)
     outputs = [model(features) for model in models]
-    losses = [outputs[0].square().mean(), outputs[1].square().mean() * float("inf"), (outputs[0] * outputs[1]).mean()]
+    losses = [
+        outputs[0].square().mean(),
+        outputs[1].square().mean() * float("inf"),
+        (outputs[0] * outputs[1]).mean(),
+    ]
     with amp.scale_loss(losses[0], optimizers[0], loss_id=0) as scaled:
         scaled.backward(retain_graph=True)
     with amp.scale_loss(losses[1], optimizers[1], loss_id=1) as scaled:
@@ -557,10 +568,10 @@ def test_resuming_goes_on_exactly(level):
 def test_weights_loaded_in_mid_training_are_not_undone_by_the_masters():
     model, optimizer = prepared("O2", lr=1e-6)
     train(model, optimizer, 1)
-    Small_state = Small().state_dict()
-    model.load_state_dict(Small_state)
+    other = Small().state_dict()
+    model.load_state_dict(other)
     train(model, optimizer, 1)
-    torch.testing.assert_close(model.state_dict()["fc.weight"], Small_state["fc.weight"], atol=1e-3, rtol=0)
+    torch.testing.assert_close(model.state_dict()["fc.weight"], other["fc.weight"], atol=1e-3, rtol=0)
 
 
 def test_weights_changed_before_the_first_step_reach_the_masters():
@@ -846,7 +857,7 @@ def test_options_of_sync_batch_norm():
 def test_sync_batch_norm_under_amp(level, half):
     torch.manual_seed(0)
     model = parallel.convert_syncbn_model(Small())
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     model, optimizer = amp.initialize(model, optimizer, opt_level=level, verbosity=0, half_dtype=half)
     assert model.norm.weight.dtype == (half if level == "O3" else torch.float32)
     dtypes = []

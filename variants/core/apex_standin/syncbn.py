@@ -120,10 +120,9 @@ def convert_batchnorms(
         done[module] = _converted(module, process_group, channel_last)
         return done[module]
     done[module] = module
-    for name, child in list(module.named_children()):
-        converted = convert_batchnorms(child, process_group, channel_last, done)
-        if converted is not child:
-            setattr(module, name, converted)
+    for name, child in module._modules.items():  # named_children() leaves out a module's second occurrence
+        if child is not None:
+            module._modules[name] = convert_batchnorms(child, process_group, channel_last, done)
     return module
 
 
