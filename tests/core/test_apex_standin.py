@@ -2,6 +2,7 @@
 
 import copy
 import gc
+import pickle
 import warnings
 
 import pytest
@@ -458,7 +459,7 @@ def test_small_updates_reach_the_masters_though_half_weights_cannot_hold_them():
     model, optimizer = prepared("O2", lr=1e-7)
     weight = model.fc.weight
     before = weight.detach().clone()
-    master = [param for param in amp.master_params(optimizer) if param.shape == weight.shape][0]
+    master = next(param for param in amp.master_params(optimizer) if param.shape == weight.shape)
     start = master.detach().clone()
     train(model, optimizer, 3)
     assert torch.equal(weight, before)
@@ -690,6 +691,8 @@ def test_marked_outputs_behave_as_tensors():
     assert type(output.max(1).values) is AmpTensor
     assert output.detach().dtype == HALF
     assert "tensor" in repr(output).lower()
+    assert f"{output[0, 0]:.0e}" == f"{output[0, 0].item():.0e}"
+    assert type(copy.deepcopy(output)) is type(pickle.loads(pickle.dumps(output))) is torch.Tensor
     output.mul_(0)
     assert not output.any()
 
@@ -697,6 +700,7 @@ def test_marked_outputs_behave_as_tensors():
 def test_one_model_on_the_output_of_another():
     first, second = nn.Linear(2, 3), nn.Linear(3, 1)
     [first, second] = amp.initialize([first, second], opt_level="O1", verbosity=0)
+    assert type(AmpTensor.unmark(first(torch.ones(1, 2)))) is torch.Tensor
     second(first(torch.ones(1, 2))).sum().backward()
     assert first.weight.grad.dtype == torch.float32
 

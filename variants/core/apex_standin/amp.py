@@ -153,7 +153,8 @@ def scale_loss(
         return
     if not 0 <= loss_id < len(_state.scalers):
         raise ApexError(
-            f"loss_id={loss_id}, but there are {len(_state.scalers)} loss scaler(s); amp.initialize takes num_losses"
+            f"loss_id={loss_id}, but there are {len(_state.scalers)} loss scaler(s); "
+            "amp.initialize takes num_losses"
         )
     scaler = _state.scalers[loss_id]
     if not (_state.options.master_weights or scaler.dynamic) and scaler.scale == 1.0:

@@ -7,12 +7,14 @@ the casts hold in two places only, so that a later float32 run in the same proce
 - on the half tensors which that forward returned, and on what is computed from them as long as it is
   half (`AmpTensor`). So `F.cross_entropy(model(images), labels)` is a float32 loss, as with apex.
 
-Three differences follow. A float32 tensor that no model computed stays float32 outside the models, where
-apex would halve it for a matrix product. In-place functions are left to torch, where apex refuses some of
-them on half tensors. And each use of a weight casts it anew, where apex keeps the cast weight until the
-end of the backward pass.
+Four differences follow. Outside these places a float32 tensor stays float32, where apex would halve it
+for a matrix product: a submodule called past the forward of its model computes in float32. In-place
+functions are left to torch, where apex refuses some of them on half tensors. Each use of a weight casts it
+anew, where apex keeps the cast weight until the end of the backward pass. And what torch.utils.checkpoint
+repeats during backward is repeated without casts, which torch reports as an error.
 """
 
+import copy
 import functools
 import threading
 from collections.abc import Callable
@@ -136,7 +138,7 @@ class AmpTensor(torch.Tensor):
     What comes out in half is an AmpTensor again; what comes out in float32 (a loss) is a plain tensor.
     """
 
-    casts: FunctionCasts
+    casts: FunctionCasts | None = None
 
     @staticmethod
     def mark(value: Any, casts: FunctionCasts) -> Any:
@@ -155,10 +157,12 @@ class AmpTensor(torch.Tensor):
     @staticmethod
     def unmark(value: Any) -> Any:
         """`value` with plain tensors in place of marked ones."""
-        return map_tensors(
-            value,
-            lambda tensor: tensor.as_subclass(torch.Tensor) if isinstance(tensor, AmpTensor) else tensor,
-        )
+
+        def unmark_one(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.as_subclass(torch.Tensor) if isinstance(tensor, AmpTensor) else tensor
+
+        with torch._C.DisableTorchFunctionSubclass():
+            return map_tensors(value, unmark_one)
 
     @classmethod
     def __torch_function__(cls, func, types, args=(), kwargs=None):
@@ -168,6 +172,17 @@ class AmpTensor(torch.Tensor):
             if casts is None or func in get_default_nowrap_functions():
                 return func(*args, **kwargs)
             return cls.mark(casts.call(casts.rules.get(func), func, args, kwargs), casts)
+
+    # What leaves the process, and what is copied or printed, is a plain tensor.
+
+    def __reduce_ex__(self, protocol: int) -> Any:
+        return AmpTensor.unmark(self).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> torch.Tensor:
+        return copy.deepcopy(AmpTensor.unmark(self), memo)
+
+    def __format__(self, spec: str) -> str:
+        return format(AmpTensor.unmark(self), spec)
 
 
 def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
@@ -185,8 +200,14 @@ def map_tensors(value: Any, function: Callable[[torch.Tensor], Any]) -> Any:
 
 def _casts_of(arguments: Any) -> FunctionCasts | None:
     """The casts that an AmpTensor among the arguments carries."""
-    found: list[FunctionCasts] = []
-    map_tensors(arguments, lambda tensor: found.append(getattr(tensor, "casts", None)) or tensor)
+    found: list[FunctionCasts | None] = []
+
+    def look(tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, AmpTensor):
+            found.append(tensor.casts)
+        return tensor
+
+    map_tensors(arguments, look)
     return next((casts for casts in found if casts is not None), None)
 
 
