@@ -17,6 +17,7 @@ REAL = {
 }
 PACKAGES = {
     "nothing": {},
+    "folder": {"apex/README.md": "not a package"},
     "web toolkit that fails": {"apex/__init__.py": "from pyramid.session import SignedCookieSessionFactory"},
     "web toolkit that imports": {
         "apex/__init__.py": "",
@@ -71,10 +72,11 @@ def chosen(tmp_path_factory):
     return {(package, cuda): (amp, parallel, backend) for package, cuda, amp, parallel, backend in rows}
 
 
+@pytest.mark.parametrize("package", ["nothing", "folder"])
 @pytest.mark.parametrize("cuda", [False, True])
-def test_without_apex_the_stand_in_runs(chosen, cuda):
+def test_without_apex_the_stand_in_runs(chosen, package, cuda):
     backend = {"name": "stand-in", "reason": "apex is not installed", "cuda_ext": None}
-    assert chosen["nothing", cuda] == ("core.apex_standin.amp", "core.apex_standin.parallel", backend)
+    assert chosen[package, cuda] == ("core.apex_standin.amp", "core.apex_standin.parallel", backend)
 
 
 @pytest.mark.parametrize("package", ["web toolkit that fails", "web toolkit that imports"])

@@ -578,6 +578,7 @@ def test_weights_loaded_in_mid_training_are_not_undone_by_the_masters():
 def test_weights_changed_before_the_first_step_reach_the_masters():
     model, optimizer = prepared("O2", lr=1e-6)
     model.fc.weight.data.fill_(0.5)
+    assert (model.state_dict()["fc.weight"] == 0.5).all()
     train(model, optimizer, 1)
     torch.testing.assert_close(model.fc.weight.float(), torch.full((3, 64), 0.5), atol=1e-3, rtol=0)
 

@@ -10,6 +10,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 import torch
@@ -43,7 +44,8 @@ def _choose() -> tuple[ModuleType, ModuleType, ApexBackend]:
     def stand_in(reason: str, cuda_ext: bool | None = None) -> tuple[ModuleType, ModuleType, ApexBackend]:
         return apex_standin.amp, apex_standin.parallel, ApexBackend(STAND_IN, reason, cuda_ext)
 
-    if _find("apex") is None:
+    spec = _find("apex")
+    if spec is None or spec.origin is None:  # nothing, or a mere folder of that name
         return stand_in("apex is not installed")
     apex, error = _import("apex")
     if _is_web_toolkit(error):
@@ -69,7 +71,7 @@ def _choose() -> tuple[ModuleType, ModuleType, ApexBackend]:
     return amp, parallel, ApexBackend(name, "apex is installed and there is CUDA", cuda_ext)
 
 
-def _find(module: str) -> object | None:
+def _find(module: str) -> ModuleSpec | None:
     try:
         return importlib.util.find_spec(module)
     except Exception:  # a parent package that breaks on import, or something that is not a package

@@ -117,13 +117,15 @@ def _refuse_replicas(*_: Any) -> NoReturn:
 def _save_float32(module: nn.Module, state_dict: dict[str, Any], prefix: str, local_metadata: dict) -> None:
     """Write float32 values for half weights: the exact ones of the optimizer where it has them.
 
-    So a checkpoint fits a float32 model, and resuming from it loses no bits.
+    So a checkpoint fits a float32 model, and resuming from it loses no bits. A master that does not round to
+    its weight is out of date: the weight was changed by other means than a step.
     """
     masters = {prefix + name: getattr(param, "amp_master", None) for name, param in module.named_parameters()}
     for key, value in state_dict.items():
         if key.startswith(prefix) and isinstance(value, torch.Tensor) and value.dtype in HALF_TYPES:
             master = masters.get(key)
-            state_dict[key] = value.float() if master is None else master.detach()
+            fits = master is not None and torch.equal(master.detach().to(value.dtype), value)
+            state_dict[key] = master.detach() if fits else value.float()
 
 
 def _load_masters(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
