@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from core.apex_standin import amp
 from torch import nn
+
+from core.apex_standin import amp
 
 ROOT = Path(__file__).parents[2]
 RUNS = [

@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
+
 from core.apex_standin import amp, parallel
 from core.apex_standin.errors import ApexError
-from torch import nn
 
 WORLD_SIZE = 2
 STEPS = 3

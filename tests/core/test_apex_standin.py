@@ -8,11 +8,12 @@ import warnings
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import nn
+
 from core.apex_standin import amp, parallel
 from core.apex_standin.casts import AmpTensor
 from core.apex_standin.errors import ApexError
 from core.apex_standin.scaler import LossScaler
-from torch import nn
 
 
 @pytest.fixture(autouse=True)
