@@ -23,13 +23,17 @@ def rounding_tolerance(reference: dict[str, Any], twin: dict[str, Any]) -> np.nd
 
     Measured, not guessed: `twin` is the same training with each batch in reverse order, so all that parts it
     from the reference is rounding and what training makes of it, which grows from step to step at a rate that
-    depends on network, data and learning rate. Allowed is ten times the largest distance the twin has had so
-    far (a tenfold seed of the same growth), and never less than ten times eight units in the last place of
-    the loss. float64 (steps,).
+    depends on network, data and learning rate. Allowed is ten times the largest distance the twin has had by
+    then (a tenfold seed of the same growth), where "then" is ten steps or a tenth later: the drift jumps when
+    a ReLU or a maximum tips over, and not in the same step. It is never less than ten times eight units in
+    the last place of the loss. float64 (steps,).
     """
     curve = loss_curve(reference)
+    largest = np.maximum.accumulate(np.abs(loss_curve(twin) - curve))
+    steps = np.arange(len(curve))
+    by_then = largest[np.minimum(steps + np.maximum(10, steps // 10), len(curve) - 1)]
     last_place = 8 * _EPSILON[reference["precision"]["compute"]] * np.abs(curve)
-    return TWIN_FACTOR * np.maximum(np.maximum.accumulate(np.abs(loss_curve(twin) - curve)), last_place)
+    return TWIN_FACTOR * np.maximum(by_then, last_place)
 
 
 def find_reference(
