@@ -25,25 +25,26 @@ def own(path: Path, order: int = 0) -> Job:
 
 
 @pytest.fixture
-def single(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """`single` is a script here that counts how often it ran, and fails; or what one puts in the list."""
-    body = [f"open({str(tmp_path / 'ran')!r}, 'a').write('x'); sys.exit(1)"]
+def yardsticks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """The code of `single` and its twin: each is a script here that leaves its name in the file `ran`."""
+    bodies = {"single": "", "single_reordered": ""}
 
     def found(name: str) -> Variant:
-        return (
-            Variant("single", script(tmp_path, "single", body[0]), "method")
-            if name == "single"
-            else find(name)
-        )
+        leave_name = f"open({str(tmp_path / 'ran')!r}, 'a').write('{name} ')"
+        return Variant(name, script(tmp_path, name, f"{leave_name}\n{bodies[name]}"), "method")
 
     monkeypatch.setattr("bench.runner.find", found)
-    return body
+    return bodies
 
 
-def test_without_a_reference_single_runs_first_and_gets_no_row(tmp_path: Path, single: list[str]) -> None:
-    single[0] = ""
-    jobs = [own(script(tmp_path, "mine"), order) for order in (0, 1)]
-    done = runner(tmp_path).run_all(jobs)
+def run_twice(folder: Path, loss: float = 2.0) -> list[Record]:
+    """The records of a script of the user's, run twice, whose first loss is `loss`."""
+    path = script(folder, "mine", rank_changes={0: {"loss": [loss, 1.0, 2 / 3, 0.5]}})
+    return runner(folder).run_all([own(path, order) for order in (0, 1)])
+
+
+def test_without_a_reference_single_runs_first_and_gets_no_row(tmp_path: Path, yardsticks: dict) -> None:
+    done = run_twice(tmp_path)
     assert [record.variant for record in done] == ["mine", "mine"]
     kept, _ = records.read_all(tmp_path)
     (reference,) = [record for record in kept if record.variant == "single"]
@@ -52,11 +53,26 @@ def test_without_a_reference_single_runs_first_and_gets_no_row(tmp_path: Path, s
     assert done[0].run["parity"]["class"] == "identical"
 
 
-def test_a_reference_that_fails_is_tried_once(tmp_path: Path, single: list[str]) -> None:
-    done = runner(tmp_path).run_all([own(script(tmp_path, "mine"), order) for order in (0, 1)])
-    assert (tmp_path / "ran").read_text() == "x"
+def test_a_reference_that_fails_is_tried_once(tmp_path: Path, yardsticks: dict) -> None:
+    yardsticks["single"] = "sys.exit(1)"
+    done = run_twice(tmp_path)
+    assert (tmp_path / "ran").read_text() == "single "
     assert [record.status for record in done] == ["ok", "ok"]
     assert done[0].run["parity"]["class"] == "not comparable"
+
+
+def test_a_twin_runs_once_when_it_has_to_decide(tmp_path: Path, yardsticks: dict) -> None:
+    done = run_twice(tmp_path, loss=2.1)
+    assert (tmp_path / "ran").read_text() == "single single_reordered "
+    assert [record.run["parity"]["class"] for record in done] == ["different", "different"]
+    assert records.read(done[0].path).run["parity"] == done[0].run["parity"]
+
+
+def test_without_a_twin_the_class_is_left_open(tmp_path: Path, yardsticks: dict) -> None:
+    yardsticks["single_reordered"] = "sys.exit(1)"
+    done = run_twice(tmp_path, loss=2.1)
+    assert (tmp_path / "ran").read_text() == "single single_reordered "
+    assert done[0].run["parity"]["class"] == "undecided"
 
 
 def test_a_record_that_cannot_be_stored_is_kept_elsewhere(
@@ -75,7 +91,7 @@ def test_a_record_that_cannot_be_stored_is_kept_elsewhere(
     monkeypatch.setattr("bench.records.write", full)
     monkeypatch.setattr("tempfile.tempdir", str(rescue))
     at_work = runner(place)
-    at_work._reference_tried = True
+    at_work._yardsticks["single"] = None
     at_work.reporter = Reporter()
     (record,) = at_work.run_all([own(script(tmp_path, "mine"))])
     assert record.path.parent == rescue
