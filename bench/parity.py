@@ -49,7 +49,7 @@ def find_reference(
         record
         for record in records
         if is_reference(record, name)
-        and record.raw["environment"] == environment
+        and record.raw.get("environment") == environment
         and record.run.get("code") == code
         and comparable(record.raw["config"]) == wanted
     ]
@@ -58,9 +58,8 @@ def find_reference(
 
 def is_reference(record: Record, name: str = REFERENCE) -> bool:
     """Whether it is a run of `name`, from the first step to the last: others can be held against it."""
-    return (
-        record.variant == name and record.ok and len(record.raw["epochs"]) == record.raw["config"]["epochs"]
-    )
+    whole = record.ok and len(record.raw["epochs"]) == record.raw["config"]["epochs"]  # or it was resumed
+    return whole and record.variant == name
 
 
 def comparable(config: dict[str, Any]) -> dict[str, Any]:
@@ -83,6 +82,7 @@ def parity(raw: dict[str, Any], reference: Record | None, twin: Record | None = 
         local batch norm    each rank normalises by its own images, as DDP does with plain batch norm
         reduced precision   computed in a narrower dtype than the reference
         different           none of these explains it
+        undecided           the twin that would tell rounding from these was stopped, or failed
         not comparable      other steps, or no reference; `reason` says which
     tolerance: that of the last step; null where the class is no bound. first_step_beyond: the first step,
     from 1, that lies outside of it.

@@ -4,8 +4,8 @@ import ast
 import shlex
 
 import pytest
-from bench.diff import changed_lines
 
+from bench.diff import changed_lines
 from bench.registry import variants
 
 METHODS = {name: variant for name, variant in variants().items() if variant.kind == "method"}
