@@ -59,7 +59,7 @@ def test_a_rank_that_is_killed_fails_its_row_and_no_other(torchrun_and_a_death) 
     assert code == 1
     assert (rows["deadly"]["status"], rows["deadly"]["reason"]) == ("failed", "rank 1 was killed by SIGKILL")
     assert rows["ddp"]["status"] == "ok"
-    assert "it goes first, as the reference" in told
+    assert "no run of single with these flags yet" in told
     assert "OMP_NUM_THREADS is set but not used" in told
 
 
@@ -74,7 +74,7 @@ def test_two_ranks_train_as_one_process_does(torchrun_and_a_death) -> None:
 def test_records_of_real_runs_hold_no_names_of_the_machine(torchrun_and_a_death) -> None:
     found, problems = records.read_all(torchrun_and_a_death[0] / "results")
     assert problems == []
-    assert {record.variant for record in found} == {"single", "ddp", "deadly"}
+    assert {record.variant for record in found} >= {"single", "ddp", "deadly"}
     for record in found:
         text = record.path.read_text()
         for name in (str(Path.home()), str(ROOT), str(torchrun_and_a_death[0]), sys.prefix):
@@ -89,7 +89,7 @@ def test_ranks_that_are_spawned_train_the_same(torchrun_and_a_death) -> None:
     place, _, rows, _ = torchrun_and_a_death
     code, others, told = bench_run(place, "--variant", "ddp", "--launcher", "spawn")
     assert code == 0, told
-    assert "as the reference" not in told  # that of the first command serves
+    assert "yet: it is run now" not in told  # that of the first command serves
     assert others["ddp"]["final_loss"] == rows["ddp"]["final_loss"]
 
 
