@@ -6,7 +6,9 @@ from collections.abc import Iterable, Sequence
 from urllib.parse import quote
 
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
-_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~^$@:-])")
+# Underscores within a word are no markup, and `://`, `www.` and `@` make links by themselves.
+_MARKUP = re.compile(r"[\\`*\[\]|~^$@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
+_BLOCK_START = re.compile(r"^(\d*)([-+#=]|(?<=\d)[.)])")
 _LONGEST = 240
 
 
@@ -19,24 +21,9 @@ def one_line(text: object, longest: int = _LONGEST) -> str:
 
 def escape(text: object) -> str:
     """`text` as itself: nothing in it is markup, a link, a table cell's end or an HTML tag."""
-    # Entities, as < and & are the two that a backslash does not disarm in every renderer; punctuation that is
-    # no markup within a word stays as it is, so that the source remains readable in a terminal.
+    # Entities for < > &: a backslash does not disarm them in every renderer.
     plain = one_line(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(_escape_one, plain)
-
-
-def _escape_one(found: re.Match[str]) -> str:
-    char, text, at = found[1], found.string, found.start()
-    harmless = char in "(){}+-:#!" and not _at_start(text, at) and text[at : at + 3] != "://"
-    if harmless and char == "(" and text[at - 1] == "]":
-        harmless = False
-    within_word = char == "_" and 0 < at < len(text) - 1 and text[at - 1].isalnum() and text[at + 1].isalnum()
-    return char if harmless or within_word else "\\" + char
-
-
-def _at_start(text: str, at: int) -> bool:
-    """Whether only punctuation or digits stand before: where `#`, `-`, `+` and `1.` would begin a block."""
-    return not re.search(r"[^\W\d]", text[:at])
+    return _BLOCK_START.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", plain))
 
 
 def code(text: object) -> str:
@@ -62,7 +49,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], align: str = "")
     `align` has one letter a column, l or r; left when there is none.
     """
     cells = [[str(cell) for cell in row] for row in rows]
-    right = [side == "r" for side in align.ljust(len(header), "l")]
+    right = [side == "r" for side in align.ljust(len(header), "l")[: len(header)]]
     widths = [max(3, *(len(row[i]) for row in [list(header), *cells])) for i in range(len(header))]
     rule = ["-" * (width - 1) + (":" if at else "-") for width, at in zip(widths, right, strict=True)]
     return "\n".join(_table_row(row, widths, right) for row in [list(header), rule, *cells])

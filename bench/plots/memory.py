@@ -10,7 +10,7 @@ from bench.report.collect import Entry, Job
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-ALT = "Memory of each variant in MiB: of all ranks together and of each, on the host and on GPUs if there are any"
+ALT = "Memory of each variant in MiB: all ranks together and each, on the host and on GPUs where there are"
 _MIB = 2**20
 _RESERVED = "#A8A8A8"
 

@@ -119,7 +119,10 @@ class Machine:
 
     @property
     def environments(self) -> list[dict[str, Any]]:
-        return [raw["environment"] for job in self.jobs for entry in job.entries for raw in entry.raws]
+        """Of every run that left one."""
+        runs = [record.raw for job in self.jobs for entry in job.entries for record in entry.row.records]
+        found = [raw.get("environment") for raw in runs]
+        return [each for each in found if isinstance(each, dict) and isinstance(each.get("packages"), dict)]
 
 
 @dataclass(frozen=True)
