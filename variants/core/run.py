@@ -25,9 +25,9 @@ def run(main: Callable[[Config], None]) -> None:
             raise
         fail(f"this variant is started once per rank by a launcher: {_launch_command()}")
     except mp.ProcessExitedException as error:
-        if error.exit_code != 2:  # 2: the rank has said what is wrong in a line of its own
+        if error.exit_code not in (2, 69):  # those have said what is wrong in a line of their own
             raise
-        sys.exit(2)
+        sys.exit(error.exit_code)
     finally:
         # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
         if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):
