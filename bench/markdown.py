@@ -8,7 +8,7 @@ from urllib.parse import quote
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]")
 # Underscores within a word are no markup, and `://`, `www.` and `@` make links by themselves.
 _MARKUP = re.compile(r"[\\`*\[\]|~^$@]|(?<![^\W_])_|_(?![^\W_])|:(?=//)|(?<=www)\.")
-_BLOCK_START = re.compile(r"^(\d*)([-+#=]|(?<=\d)[.)])")
+_BLOCK_START = re.compile(r"^(\d+(?=[.)]\s)|(?=[-+#=]))(.)")
 _LONGEST = 240
 
 
@@ -64,9 +64,10 @@ def _table_row(cells: Sequence[str], widths: Sequence[int], right: Sequence[bool
 
 
 def fence(text: str, language: str = "") -> str:
-    """`text` as a block of code, whatever backticks are in it."""
-    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return f"{ticks}{language}\n{text.rstrip()}\n{ticks}"
+    """`text` as a block of code, whatever backticks and control characters are in it."""
+    plain = "".join(char for char in _ANSI.sub("", text) if char.isprintable() or char in "\n\t")
+    ticks = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", plain)), default=0))
+    return f"{ticks}{language}\n{plain.rstrip()}\n{ticks}"
 
 
 def details(summary: str, body: str) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from bench import derive
 from bench.plots import style
 from bench.plots.throughput import note, shortened
+from bench.report.cells import milliseconds
 from bench.report.collect import Entry, Job
 
 if TYPE_CHECKING:
@@ -55,10 +56,16 @@ def draw(data: dict[str, Any]) -> "Figure":
     axes.set_xlabel("time of a steady step on its slowest rank, ms (log scale)")
     heads = [(f"{sign} {name}", color) for name, _, sign, color in _MARKS]
     style.columns(
-        axes, heads, [row["step_ms"] and [short(ms) for ms in row["step_ms"].values()] for row in rows]
+        axes, heads, [row["step_ms"] and [milliseconds(ms) for ms in row["step_ms"].values()] for row in rows]
     )
     sizes = {row["ranks"] for row in rows if row["quantiles_ms"]}
-    style.subtitle(axes, [*style.rank_key(sizes), ("all steady steps of all repeats", style.GREY)])
+    style.subtitle(
+        axes,
+        [
+            *style.rank_key(sizes),
+            ("shape: all steady steps of all repeats; marks: medians of the repeats", style.GREY),
+        ],
+    )
     return figure
 
 
@@ -83,11 +90,6 @@ def _outline(quantiles: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     )
     density = np.exp(-0.5 * ((grid[:, None] - logs) / width) ** 2).sum(axis=1)
     return np.exp(grid), 0.36 * density / density.max()
-
-
-def short(ms: float) -> str:
-    """Three digits: 1.23, 12.3, 123, 1,234."""
-    return f"{ms:.2f}" if ms < 9.995 else f"{ms:.1f}" if ms < 99.95 else f"{ms:,.0f}"
 
 
 def _ticks(axes: Any, times: list[float]) -> None:

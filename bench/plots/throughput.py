@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from bench.plots import style
 from bench.report.collect import Entry, Job
-from bench.report.compare import ratio
+from bench.report.compare import differs, ratio
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -30,6 +30,7 @@ def _row(entry: Entry, reference: Entry | None) -> dict[str, Any]:
         "images_per_s": entry.rates,
         "reference": entry is reference,
         "speedup": against.value if against else None,
+        "told_apart": bool(against and differs(entry.rates, reference.rates) is not False),
         "failure": entry.failure,
     }
 
@@ -58,7 +59,7 @@ def draw(data: dict[str, Any]) -> "Figure":
         else:
             style.say_missing(axes, at, shortened(row["failure"]))
     most = max(max(row["images_per_s"], default=0) for row in rows)
-    axes.set_xlim(0, most * 1.42)
+    axes.set_xlim(0, most * 1.5)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.set_xlabel("images/s over all ranks")
     style.subtitle(axes, _key(rows))
@@ -91,6 +92,7 @@ def _bar(axes: Any, at: int, row: dict[str, Any]) -> None:
         fontweight="bold",
     )
     against = "reference" if row["reference"] else f"{row['speedup']:.2f}x single" if row["speedup"] else ""
+    against += "" if row["told_apart"] or not row["speedup"] else ", within the spread"
     partly = f"{row['failure'].partition(':')[0]}" if row["failure"] else ""
     axes.annotate(
         "  ".join(filter(None, (against, partly))),

@@ -6,6 +6,7 @@ from bench.markdown import bullets, escape, listing
 from bench.report.cells import count, factor, milliseconds, name, names, whole
 from bench.report.collect import Entry, Job
 from bench.report.compare import differs, ratio, same_training, verdict
+from bench.report.doubts import doubts
 
 REPEATS_NEEDED = 2
 
@@ -26,7 +27,12 @@ def advice(job: Job, parents: dict[str, str | None], methods: set[str], machine:
     else:
         lines = _winners(candidates, reference)
     lines += _gains(ranked, parents, reference)
-    lines += [f"Not ranked: {name(entry)}, {entry.unranked}." for entry in job.entries if entry.unranked]
+    lines += [
+        f"Not ranked: {name(entry)}, {escape(entry.unranked)}." for entry in job.entries if entry.unranked
+    ]
+    found = doubts(job)
+    if found:
+        lines.insert(0, f"**Measure again before you act on this**: {'; '.join(found)}.")
     return f"On this machine ({escape(machine)}), with {_job(job)}:\n\n{bullets(lines)}\n\n{_CONDITIONS}"
 
 

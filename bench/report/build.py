@@ -11,7 +11,8 @@ from bench.plots import FIGURES, files, style
 from bench.report import cost, machine, method
 from bench.report.collect import Machine, machines
 
-HEAD = "<!-- Made by `python -m bench report` from the records in results/: never edited by hand. -->"
+_MADE_BY = "<!-- Made by `python -m bench report`"
+HEAD = f"{_MADE_BY} from the records in results/: never edited by hand. -->"
 _INTRO = """# One MNIST job, many ways: what was measured
 
 One training job, the same in every row, run by scripts that differ from each other by one technique. All
@@ -67,7 +68,7 @@ class Report:
 
     def write(self) -> list[str]:
         """Draw the figures and write the report; a line for each figure that could not be drawn."""
-        if self.output.exists() and not self._read().startswith(HEAD):
+        if self.output.exists() and not self._read().startswith(_MADE_BY):
             raise ReportError(f"{self.output} was not made by this command and is left alone: use --output")
         missing = {}
         for picture in self.pictures:

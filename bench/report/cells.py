@@ -67,7 +67,7 @@ def origin(entry: Entry) -> str:
     """Where the numbers of a row come from."""
     if not entry.raws:
         return "unavailable"
-    return f"emulated: {escape(entry.emulated)}" if entry.emulated else "measured"
+    return "emulated" if entry.emulated else "measured"
 
 
 def threads(entry: Entry) -> str:

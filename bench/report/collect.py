@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from bench import derive, records
-from bench.markdown import escape
 from bench.records import Record, RecordError
 
 # They change how a run is watched, not what is trained or timed.
 _NOT_THE_JOB = ("timeout",)
+_STAND_IN_NORM = "AllReduceBatchNorm"  # variants/core/syncbn.py
 _DIGITS = b"0123456789+-.eE, \n"
 _LONG_ARRAY = 200
 
@@ -62,7 +62,9 @@ class Entry:
         apex = self.last.get("apex")
         if isinstance(apex, dict) and apex.get("name") == "stand-in":
             return f"a stand-in for apex ran: {apex.get('reason')}"
-        return self.last.get("emulated")
+        if _STAND_IN_NORM in (self.last.get("batch_norms") or []):
+            return "a batch norm of ours over an all-reduce ran, as nn.SyncBatchNorm has no CPU kernels"
+        return None
 
     @property
     def unranked(self) -> str | None:
@@ -70,9 +72,9 @@ class Entry:
         if not self.ok:
             return self.failure
         if self.pass_through:
-            return "a pass-through here: with nothing to split over it runs as `single` does"
+            return "a pass-through here: with nothing to split over it runs as single does"
         if self.emulated:
-            return f"emulated here: {escape(self.emulated)}"
+            return f"emulated here: {self.emulated}"
         precision = self.last["precision"]["compute"]
         if self.last["device"] == "cpu" and precision == "float16":
             return "float16 has no native kernels on CPUs"

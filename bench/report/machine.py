@@ -50,6 +50,7 @@ def section(machine: Machine, context: Context) -> str:
         *_caveats(job),
         _legend(job),
         speed_table(job),
+        _emulated(job),
         *_logs(job),
         context.pictures["throughput"],
         context.pictures["steps"],
@@ -177,7 +178,7 @@ def memory_table(job: Job) -> str:
         for row, entry in zip(rows, job.timed, strict=True):
             row += [_mib(entry.row.peak_allocated_bytes), _mib(entry.row.peak_reserved_bytes)]
     missing = "" if on_gpu else "\n\nPeak allocated and reserved: unavailable: nothing ran on a GPU here."
-    note = "\n\nRSS counts a page that ranks share in each of them, PSS only once, so that PSS adds up over ranks."
+    note = "\n\nRSS counts a page that ranks share in each of them, PSS only once: PSS adds up over ranks."
     return table(header, rows, "lrrrr") + missing + note if rows else "Nothing ran to its end."
 
 
@@ -200,6 +201,11 @@ def _legend(job: Job) -> str:
         "and the "
         "most that the repeats allow. All numbers of a row are of the origin it names."
     )
+
+
+def _emulated(job: Job) -> str:
+    parts = [f"{cells.name(entry)}: {escape(entry.emulated)}" for entry in job.timed if entry.emulated]
+    return f"Emulated, so that its times are those of a stand-in: {'; '.join(parts)}." if parts else ""
 
 
 def _caveats(job: Job) -> list[str]:

@@ -14,7 +14,7 @@ from bench.report.machine import title
 
 _CLOCKS = {
     "perf_counter": "the processor's clock (`time.perf_counter`) read at the end of each step",
-    "CUDA events": "CUDA events recorded at the end of each step, read after the epoch: nothing waits in between",
+    "CUDA events": "CUDA events recorded at the end of each step, read after the epoch: no step waits for it",
 }
 
 
