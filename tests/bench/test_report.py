@@ -1,6 +1,7 @@
 """REPORT.md: what it says follows from the records, and it is the same each time."""
 
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench.plots import FIGURES
-from bench.report.build import Picture
+from bench.report.build import Picture, Report
 from bench.report.compare import chance, differs
 from bench.report_command import report
 from tests.bench import synthetic as made
@@ -20,16 +21,31 @@ LOCAL_NORM = {"class": "local batch norm", "max_abs_diff": 0.016, "tolerance": N
 SAME = {"class": "identical", "max_abs_diff": 0.0, "tolerance": 0.0, "reason": None}
 
 
+@pytest.fixture(scope="module")
+def drawn_once(tmp_path_factory) -> Path:
+    """A folder with results, their figures and the report: drawing takes longer than all else here."""
+    folder = tmp_path_factory.mktemp("drawn")
+    made.write(folder / "results" / "box", *seven())
+    result = run("--results-dir", str(folder / "results"), "--output", str(folder / "REPORT.md"))
+    assert result.exit_code == 0, result.output
+    return folder
+
+
 @pytest.fixture
-def drawn():
-    """For tests that need the figures; the others would spend their time on them."""
+def drawn(drawn_once, tmp_path) -> str:
+    """The text of that report; the test stands in a copy of its folder."""
+    shutil.copytree(drawn_once, tmp_path, dirs_exist_ok=True)
+    return (tmp_path / "REPORT.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch, request):
+def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    if "drawn" not in request.fixturenames:
-        monkeypatch.setattr(Picture, "draw", lambda picture: None)
+
+
+@pytest.fixture
+def no_figures(monkeypatch):
+    monkeypatch.setattr(Picture, "draw", lambda picture: None)
 
 
 def run(*arguments: str):
@@ -65,7 +81,7 @@ def seven() -> list[dict]:
     ]
 
 
-def test_numbers_are_those_of_the_records():
+def test_numbers_are_those_of_the_records(no_figures):
     raws = seven()
     found = text(*raws)
     rates = {}
@@ -88,24 +104,22 @@ def test_numbers_are_those_of_the_records():
 
 
 def test_the_same_records_make_the_same_files(drawn):
-    first = text(*seven())
     figures = {path: path.read_bytes() for path in Path("results").rglob("figures/*")}
     assert {path.name for path in figures} == {f"{name}.{end}" for name in FIGURES for end in ("png", "svg")}
     for path in figures:
         path.unlink()
-    assert text() == first
+    assert text() == drawn
     assert {path: path.read_bytes() for path in figures} == figures
 
 
 def test_check_is_quiet_when_all_is_up_to_date_and_names_what_is_not(drawn):
-    found = text(*seven())
     assert run("--check").exit_code == 0
-    Path("REPORT.md").write_bytes(found.replace("\n", "\r\n").encode())  # as a checkout on Windows
+    Path("REPORT.md").write_bytes(drawn.replace("\n", "\r\n").encode())  # as a checkout on Windows has it
     assert run("--check").exit_code == 0
     figures = Path("results/box/figures")
     (figures / "loss.svg").unlink()
     (figures / "memory.png").write_bytes((figures / "steps.png").read_bytes())
-    Path("REPORT.md").write_text(found + "by hand\n", encoding="utf-8")
+    Path("REPORT.md").write_text(drawn + "by hand\n", encoding="utf-8")
     before = {path: path.stat().st_mtime_ns for path in Path(".").rglob("*")}
     result = run("--check")
     assert result.exit_code == 1
@@ -116,10 +130,8 @@ def test_check_is_quiet_when_all_is_up_to_date_and_names_what_is_not(drawn):
 
 
 def test_check_finds_a_new_record(drawn):
-    text(*seven())
-    made.write(
-        Path("results/box"), *made.repeats("single", 19, 20, run={"command_id": "c2", "launched_at": "2027"})
-    )
+    later = {"command_id": "c2", "launched_at": "2027"}
+    made.write(Path("results/box"), *made.repeats("single", 19, 20, run=later))
     result = run("--check")
     assert result.exit_code == 1
     assert "REPORT.md is stale: it differs from line" in result.output
@@ -131,14 +143,14 @@ def test_check_without_a_report():
     assert result.exit_code == 1 and "REPORT.md is missing" in result.output
 
 
-def test_without_results_it_says_what_to_run():
+def test_without_results_it_says_what_to_run(no_figures):
     found = text()
     assert "python -m bench run --variant all --repeats 3" in found
     assert "| `ddp_amp`" in found  # what a method costs in lines is known all the same
     assert run("--check").exit_code == 0
 
 
-def test_a_file_made_by_hand_is_not_overwritten():
+def test_a_file_made_by_hand_is_not_overwritten(no_figures):
     Path("REPORT.md").write_text("mine\n")
     result = run()
     assert result.exit_code == 2 and "--output" in result.output
@@ -150,7 +162,7 @@ def test_a_missing_folder_is_a_mistake_of_the_users():
     assert result.exit_code == 2 and "nowhere" in result.output
 
 
-def test_failed_rows_have_their_reason_and_no_number():
+def test_failed_rows_have_their_reason_and_no_number(no_figures):
     reason = "RuntimeError: <b>out|of</b> `memory`\n| x | y |"
     found = text(
         *made.repeats("single", 20, 21),
@@ -165,13 +177,34 @@ def test_failed_rows_have_their_reason_and_no_number():
     assert "Not ranked: `ddp_amp`, skipped: needs 2 GPUs." in found
 
 
-def test_failures_alone_make_a_report():
+def test_foreign_text_stays_text_when_rendered(no_figures):
+    """By the renderer that rich brings: no HTML but ours, no table row too many, no link but to our files."""
+    markdown_it = pytest.importorskip("markdown_it")
+    nasty = "<script>x</script> | [a](http://e.x) ![b](c) `d\n# head\n| 1 | 2 |\n</details>\n```\n- item"
+    found = text(
+        *made.repeats("single", 20, 21, environment={"cpu": nasty, "os": nasty}, run={"commit": nasty}),
+        made.failed("ddp", nasty, log_tail=nasty.splitlines()),
+        made.failed(nasty.replace("/", ""), "x"),
+        machine="box `|` <b>",
+    )
+    tokens = markdown_it.MarkdownIt("commonmark").enable("table").parse(found)
+    flat = [part for token in tokens for part in (token, *(token.children or []))]
+    tags = {re.match(r"</?\w+|<!--", token.content)[0] for token in flat if token.type.startswith("html")}
+    assert tags <= {"<!--", "<details", "</details"}
+    targets = [token.attrs["href"] for token in flat if token.type == "link_open"]
+    assert targets and all(target.startswith("results/box") for target in targets)
+    assert [token for token in flat if token.type == "heading_open" and token.tag == "h1"][1:] == []
+    unfenced = re.sub(r"(?ms)^(`{3,})\w+\n.*?^\1$", "", found)
+    assert sum(token.type == "tr_open" for token in flat) == len(re.findall(r"(?m)^\|(?! -)", unfenced))
+
+
+def test_failures_alone_make_a_report(no_figures):
     found = text(made.failed("single", "no", ranks=1), made.failed("ddp", "no"))
     assert "No recommendation: there is no run of `single`" in found
     assert "Nothing ran to its end." in found and "![" not in found
 
 
-def test_one_failed_repeat_fails_the_row_and_keeps_it_out_of_the_ranking():
+def test_one_failed_repeat_fails_the_row_and_keeps_it_out_of_the_ranking(no_figures):
     found = text(
         *made.repeats("single", 20, 21, 22),
         *made.repeats("ddp", 5, 5.1, ranks=2),
@@ -182,17 +215,19 @@ def test_one_failed_repeat_fails_the_row_and_keeps_it_out_of_the_ranking():
     assert "**Fastest of all: `ddp`" not in found
 
 
-def test_machines_are_never_in_one_ranking(drawn):
+def test_machines_are_never_in_one_ranking(no_figures):
     made.write(Path("results/fast"), *made.repeats("single", 1, 1.1, environment={"cpu": "Fast CPU"}))
     found = text(*made.repeats("single", 20, 21), *made.repeats("ddp", 30, 31, ranks=2), machine="slow")
     fast, slow = found.split("## Test CPU, 2 cores, no GPU")[:2]
     assert "## Fast CPU, 2 cores, no GPU (`fast`)" in fast and "`ddp`" not in fast
     assert row(slow, "ddp")["vs single"].startswith("0.6")
     assert "Gain on Fast CPU" in found and "| Processor " in found
-    assert {path.parent.parent.name for path in Path("results").rglob("loss.png")} == {"fast", "slow"}
+    pictures = Report(Path("results"), Path("REPORT.md")).pictures
+    shown = {picture.machine.folder.name: picture for picture in pictures if picture.name == "throughput"}
+    assert [len(shown[name].data["rows"]) for name in ("fast", "slow")] == [1, 2]
 
 
-def test_other_flags_are_another_job():
+def test_other_flags_are_another_job(no_figures):
     small = {**made.CONFIG, "train_images": 3000}
     found = text(
         *made.repeats("single", 20, 21),
@@ -203,7 +238,7 @@ def test_other_flags_are_another_job():
     assert "--train-images 3000" in found
 
 
-def test_a_pass_through_and_a_stand_in_are_marked_and_not_ranked():
+def test_a_pass_through_and_a_stand_in_are_marked_and_not_ranked(no_figures):
     found = text(*seven())
     assert "Not ranked: `dp`, a pass-through here" in found
     assert row(found, "ddp_syncbn")["Origin"] == "emulated"
@@ -211,7 +246,7 @@ def test_a_pass_through_and_a_stand_in_are_marked_and_not_ranked():
     assert row(found, "ddp", "Lines changed")["Parent"] == "`single`"
 
 
-def test_no_difference_is_claimed_within_the_spread():
+def test_no_difference_is_claimed_within_the_spread(no_figures):
     found = text(*seven())
     assert "**Fastest of all: `single_amp`" in found
     assert row(found, "ddp_spawn", "Lines changed")["Gain on Test CPU, 2 cores, no GPU"].endswith(
@@ -221,13 +256,13 @@ def test_no_difference_is_claimed_within_the_spread():
     assert "All ranks share the 2 cores" in found
 
 
-def test_one_repeat_is_no_ranking():
+def test_one_repeat_is_no_ranking(no_figures):
     found = text(made.record("single", 20), made.record("ddp", 5, ranks=2))
     assert "**No ranking yet**" in found and "Fastest" not in found
     assert "spread unknown: one repeat" in found
 
 
-def test_unsteady_numbers_are_said_first():
+def test_unsteady_numbers_are_said_first(no_figures):
     found = text(
         *made.repeats("single", 20, 40, run={"load_average": [9.0, 1.0, 1.0]}),
         *made.repeats("ddp", 2, 2.1, ranks=2, run={"parity": LOCAL_NORM}),
@@ -244,18 +279,18 @@ def test_ranges_that_overlap_are_not_different():
     assert chance(3, 3) == pytest.approx(0.1)
 
 
-def test_rows_of_other_code_are_told():
+def test_rows_of_other_code_are_told(no_figures):
     found = text(*made.repeats("single", 20, 21), *made.repeats("ddp", 30, 31, ranks=2, run={"dirty": True}))
     assert "**Not all rows were made alike.** Commit: 0123456789ab (`single`)" in found
     assert "0123456789ab with changes" in found
 
 
-def test_another_clock_is_not_compared():
+def test_another_clock_is_not_compared(no_figures):
     found = text(*made.repeats("single", 20, 21), *made.repeats("ddp", 5, 6, ranks=2, timing_method="other"))
     assert row(found, "ddp")["vs single"] == "unavailable: measured in another way"
 
 
-def test_one_rank_of_a_variant_is_a_row_of_its_own():
+def test_one_rank_of_a_variant_is_a_row_of_its_own(no_figures):
     found = text(
         *made.repeats("single", 20, 21),
         *made.repeats("ddp", 22, 22, ranks=1, run={"command_id": "c2"}),
@@ -265,7 +300,7 @@ def test_one_rank_of_a_variant_is_a_row_of_its_own():
     assert row(found, "ddp (2 ranks)")["vs own 1 rank"].startswith("2.")
 
 
-def test_an_interrupted_command_does_not_hide_the_one_before():
+def test_an_interrupted_command_does_not_hide_the_one_before(no_figures):
     later = {"command_id": "c2", "launched_at": "2027"}
     found = text(
         *made.repeats("single", 20, 21),
@@ -274,7 +309,7 @@ def test_an_interrupted_command_does_not_hide_the_one_before():
     assert row(found, "single")["Status"] == "ok"
 
 
-def test_broken_files_are_named_and_left_out():
+def test_broken_files_are_named_and_left_out(no_figures):
     box = Path("results/box")
     made.write(box, *made.repeats("single", 20, 21))
     whole = (box / "single-0000.json").read_text()
@@ -293,7 +328,7 @@ def test_broken_files_are_named_and_left_out():
     assert "2 of each variant" in found
 
 
-def test_every_variant_has_its_diff_folded():
+def test_every_variant_has_its_diff_folded(no_figures):
     found = text(*seven())
     for name, budget in (("dp", 2), ("ddp", 25), ("ddp_amp", 12), ("ddp_syncbn", 2), ("ddp_spawn", 14)):
         lines = int(row(found, name, "Lines changed")["Lines changed"])
@@ -304,8 +339,7 @@ def test_every_variant_has_its_diff_folded():
 
 
 def test_links_lead_to_files(drawn):
-    found = text(*seven())
-    targets = re.findall(r"\]\(([^)]+)\)", re.sub(r"```.*?```", "", found, flags=re.DOTALL))
+    targets = re.findall(r"\]\(([^)]+)\)", re.sub(r"```.*?```", "", drawn, flags=re.DOTALL))
     assert len(targets) > 20
     assert all(Path(target).is_file() for target in targets)
 
@@ -337,9 +371,8 @@ def test_neither_pandas_nor_tabulate_is_needed():
 
 
 def test_figures_that_are_there_are_shown_without_matplotlib_too(drawn):
-    first = text(*seven())
     assert not report_without("matplotlib")
-    assert Path("REPORT.md").read_text(encoding="utf-8") == first
+    assert Path("REPORT.md").read_text(encoding="utf-8") == drawn
 
 
 def test_help_imports_nothing_heavy():
