@@ -46,10 +46,11 @@ def _group(
     curve = group["curve"][:steps]
     # The mean of |difference|, not the difference of means: curves that cross must not look equal there.
     apart = None if reference is None else _trailing_mean(np.abs(curve - reference[:steps]), window)
+    difference = [] if apart is None else _plain(apart[kept])
     return {
         "labels": group["labels"],
         "loss": _plain(_trailing_mean(curve, window)[kept]),
-        "difference": None if apart is None or not np.nanmax(apart, initial=0) else _plain(apart[kept]),
+        "difference": difference if any(difference) else None,
     }
 
 
@@ -77,6 +78,8 @@ def draw(data: dict[str, Any]) -> "Figure":
     _plain_ticks(upper)
     upper.set_ylabel("loss (log scale)")
     style.subtitle(upper, _legend(data, apart))
+    if not data["reference"]:
+        _label_ends(upper, data["steps"][-1], [_last(group["loss"]) for group in groups], groups, looks)
     _differences(lower, data, apart, looks)
     lower.set_xlabel("optimizer step")
     lower.set_xlim(0, data["steps"][-1])

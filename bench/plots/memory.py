@@ -61,17 +61,18 @@ def _mib(value: int | None) -> float | None:
 def draw(data: dict[str, Any]) -> "Figure":
     rows = data["rows"]
     on_gpu = any(row["reserved_mib"] for row in rows)
-    figure = style.new_figure(style.rows_height(len(rows)))
-    panels = figure.subplots(1, 2 if on_gpu else 1, sharey=True, squeeze=False)[0]
-    _host(panels[0], rows)
-    if on_gpu:
-        _gpu(panels[1], rows)
-    style.name_rows(panels[0], [row["label"] for row in rows], [row["note"] for row in rows])
+    panels = 2 if on_gpu else 1
+    figure = style.new_figure(panels * style.rows_height(len(rows)))
+    host, *gpu = figure.subplots(panels, 1, squeeze=False)[:, 0]
+    _host(host, rows)
+    if gpu:
+        _gpu(gpu[0], rows)
     return figure
 
 
 def _host(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_title("Host memory")
+    style.name_rows(axes, [row["label"] for row in rows], [row["note"] for row in rows])
     for at, row in enumerate(rows):
         if row["pss_mib"] is None and not row["peak_rss_mib"]:
             style.say_missing(axes, at, shortened(row["failure"] or "unavailable: this system does not tell"))
@@ -90,9 +91,10 @@ def _host(axes: Any, rows: list[dict[str, Any]]) -> None:
 
 def _gpu(axes: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_title("GPU memory")
+    style.name_rows(axes, [row["label"] for row in rows], [row["note"] for row in rows])
     for at, row in enumerate(rows):
         if row["reserved_mib"] is None:
-            style.say_missing(axes, at, shortened(row["failure"] or "unavailable: ran on the CPU", 40))
+            style.say_missing(axes, at, shortened(row["failure"] or "unavailable: ran on the CPU"))
             continue
         axes.barh(at, row["reserved_mib"], height=0.62, color=_RESERVED)
         axes.barh(at, row["allocated_mib"], height=0.62, color=style.GREEN)

@@ -63,7 +63,7 @@ def draw(data: dict[str, Any]) -> "Figure":
         axes,
         [
             *style.rank_key(sizes),
-            ("shape: all steady steps of all repeats; marks: medians of the repeats", style.GREY),
+            ("shape: all steady steps; marks: median of the repeats", style.GREY),
         ],
     )
     return figure

@@ -98,6 +98,21 @@ def test_equal_curves_are_one_line_with_both_names(tmp_path):
     assert data["groups"][1]["difference"][-1] == pytest.approx(1e-3 * np.arange(45, 60).mean())
 
 
+def test_without_a_reference_the_curves_have_their_names_above(tmp_path):
+    job = job_of(
+        tmp_path, made.failed("single", "no", ranks=1), made.record("ddp"), made.record("dp", shift=1)
+    )
+    upper, lower = draw("loss", FIGURES["loss"].data(job)).axes
+    assert {text.get_text() for text in upper.texts} == {"ddp", "dp"}
+    assert "unavailable: single did not run to its end" in {text.get_text() for text in lower.texts}
+
+
+@pytest.mark.parametrize("name", FIGURES)
+def test_runs_of_a_step_or_two(tmp_path, name):
+    job = job_of(tmp_path, made.record("single", steps=2), made.record("ddp", steps=1, ranks=2, shift=1e-3))
+    assert draw(name, FIGURES[name].data(job)).axes
+
+
 def test_gpu_memory_has_a_panel_of_its_own(tmp_path):
     raw = made.record("single")
     raw["ranks"][0].update(peak_allocated_bytes=30 * 2**20, peak_reserved_bytes=50 * 2**20)
