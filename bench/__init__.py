@@ -1,1 +1,1 @@
-"""The harness: runs variants in processes of their own and makes tables, plots and a report of it."""
+"""The harness: runs variants as processes of their own, and makes tables, plots and a report of it."""

@@ -8,6 +8,7 @@ import argparse
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
@@ -20,7 +21,7 @@ TRAINING_SET = 60_000
 def fail(message: str) -> NoReturn:
     """End this process for a mistake of the user's: one line on stderr, exit code 2.
 
-    Under a launcher every rank finds the same mistake; rank 0 alone says it.
+    Under torchrun every rank finds the same mistake; the first rank of each machine alone says it.
     """
     _end("error", message, 2)
 
@@ -31,8 +32,10 @@ def unavailable(message: str) -> NoReturn:
 
 
 def _end(kind: str, message: str, exit_code: int) -> NoReturn:
-    launched = "TORCHELASTIC_RUN_ID" in os.environ  # a RANK of something else must not silence us
-    if not launched or os.environ.get("RANK", "0") == "0":
+    launched = "TORCHELASTIC_RUN_ID" in os.environ  # a LOCAL_RANK of something else must not silence us
+    if launched and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(5)  # torchrun ends all ranks once one ends: the one that speaks must be the first
+    else:
         print(f"{Path(sys.argv[0]).name}: {kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
     sys.exit(exit_code)
 
