@@ -16,6 +16,7 @@ CLASSES = {
     "local batch norm": "each rank normalises by its own images, as DDP does with plain batch norm",
     "reduced precision": "computed in a narrower type than `single`",
     "different": "none of these explains the difference",
+    "undecided": "the twin that would tell rounding from a real difference did not finish",
     "not comparable": "there was nothing to compare with, or other steps",
 }
 

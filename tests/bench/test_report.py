@@ -10,9 +10,11 @@ from statistics import median
 import pytest
 from click.testing import CliRunner
 
+from bench import parity
 from bench.plots import FIGURES
 from bench.report.build import Picture, Report
 from bench.report.compare import chance, differs
+from bench.report.machine import CLASSES
 from bench.report_command import report
 from tests.bench import synthetic as made
 
@@ -381,3 +383,8 @@ def test_help_imports_nothing_heavy():
         "assert not {'numpy', 'matplotlib', 'pandas', 'torch', 'bench.report.build'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, check=True)
+
+
+def test_every_class_of_parity_is_explained():
+    listed = re.search(r"class is one of\n(.*?)\n    tolerance:", parity.parity.__doc__, re.DOTALL)[1]
+    assert re.findall(r"(?m)^ {8}(\S+(?: \S+)*)  ", listed) == list(CLASSES)
