@@ -28,6 +28,10 @@ def run(main: Callable[[Config], None]) -> None:
         if error.exit_code != 2:  # 2: the rank has said what is wrong in a line of its own
             raise
         sys.exit(2)
+    except Exception as error:
+        if "InvalidCxxCompiler" not in f"{error!r} {error.__cause__!r}":
+            raise
+        fail("torch.compile needs a C++ compiler on CPUs: install g++, or name yours in the variable CXX")
     finally:
         # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
         if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):
