@@ -1,1 +1,1 @@
-"""The harness: runs variants as processes of their own, and turns their records into tables, plots and a report."""
+"""The harness: runs variants as processes of their own, and makes tables, plots and a report of it."""

@@ -1,4 +1,4 @@
-"""What is computed from raw records: throughput, step times, memory, loss. One place, for every table and plot."""
+"""What is computed from raw records, in one place for every table and plot."""
 
 import statistics
 from collections.abc import Sequence

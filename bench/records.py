@@ -1,6 +1,9 @@
 """Raw records: what a run wrote, found and read again. Nothing here trusts what it reads."""
 
+import contextlib
 import json
+import math
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +45,33 @@ class Record:
     @property
     def ok(self) -> bool:
         return self.status == "ok"
+
+
+def to_json(value: Any) -> str:
+    """Strict JSON of plain values: NaN and infinities become null, as other readers stumble over them."""
+    return json.dumps(_strict(value), allow_nan=False)
+
+
+def _strict(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _strict(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_strict(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def write(record: Record) -> None:
+    """Write the record, in whole or not at all, even when the power is cut; may raise OSError."""
+    temporary = record.path.with_name(f".{record.path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "w", encoding="utf-8") as file:
+            file.write(to_json(record.raw) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, record.path)
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Record:

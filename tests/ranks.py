@@ -11,7 +11,7 @@ import runpy
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ _server.set_forkserver_preload(["torch", "torch.distributed", "torchvision", "co
 
 
 class RankError(AssertionError):
-    """A rank ended with another exit code than 0; `exit_codes` has those of all ranks, `output` what they printed."""
+    """A rank failed: `exit_codes` has those of all ranks, `output` what they printed."""
 
     def __init__(self, exit_codes: Sequence[int | None], output: str) -> None:
         super().__init__(f"exit codes {list(exit_codes)}\n{output}")
@@ -87,11 +87,12 @@ def run_script(path: Path, world_size: int, *flags: str, alone: bool = False) ->
     """
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder, "record.json")
-        run_ranks(_run_as_main, world_size, str(path), [*flags, "--record", str(record)], alone)
+        run_ranks(run_as_main, world_size, str(path), [*flags, "--record", str(record)], alone)
         return json.loads(record.read_text())
 
 
-def _run_as_main(path: str, argv: list[str], alone: bool) -> None:
+def run_as_main(path: str, argv: list[str], alone: bool) -> None:
+    """Run the script as `python path argv` would; `alone` as in `run_script`."""
     if alone:
         for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
             del os.environ[name]
@@ -100,8 +101,8 @@ def _run_as_main(path: str, argv: list[str], alone: bool) -> None:
     runpy.run_path(path, run_name="__main__")
 
 
-@lru_cache(maxsize=None)
+@cache
 def run_variant(name: str, world_size: int, *flags: str) -> dict[str, Any]:
-    """`run_script` of a variant by name (or folder/name), remembered for the session: do not change the result."""
+    """`run_script` by name (or folder/name), remembered for the session: do not change the result."""
     path = VARIANTS / f"{name}.py"
     return run_script(path, world_size, *flags, alone="torchrun" not in path.read_text())

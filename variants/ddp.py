@@ -10,6 +10,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
 from core import (
     Checkpoint,
     Config,
@@ -23,9 +27,6 @@ from core import (
     pick_device,
     run,
 )
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
 
 
 def main(cfg: Config) -> None:

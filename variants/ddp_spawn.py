@@ -14,6 +14,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
 from core import (
     Checkpoint,
     Config,
@@ -27,14 +31,10 @@ from core import (
     pick_device,
     run,
 )
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
 
 
 def main(cfg: Config) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", torch.cuda.device_count() or 2))
-    cfg.check(world_size)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: a free one
     # daemons end with this process; others would outlive a Ctrl-C that reaches only the parent
     mp.spawn(worker, args=(world_size, store.port, cfg), nprocs=world_size, daemon=True)

@@ -12,6 +12,10 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
 from core import (
     Checkpoint,
     Config,
@@ -26,9 +30,6 @@ from core import (
     pick_device,
     run,
 )
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel as DDP
-from torch.utils.data import DataLoader, DistributedSampler
 
 
 def main(cfg: Config) -> None:

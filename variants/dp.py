@@ -9,6 +9,9 @@ interpreter: PyTorch itself advises DDP instead. Without GPUs, or with one, it p
 """
 
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+
 from core import (
     Checkpoint,
     Config,
@@ -21,8 +24,6 @@ from core import (
     pick_device,
     run,
 )
-from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
 
 
 def main(cfg: Config) -> None:

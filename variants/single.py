@@ -6,6 +6,9 @@ Parent: none
 """
 
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+
 from core import (
     Checkpoint,
     Config,
@@ -18,8 +21,6 @@ from core import (
     pick_device,
     run,
 )
-from torch import nn
-from torch.utils.data import DataLoader, RandomSampler
 
 
 def main(cfg: Config) -> None:

@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from core import Checkpoint, Config, ConvNet, build_scheduler
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from core import Checkpoint, Config, ConvNet, build_scheduler
 from tests.ranks import run_ranks
 
 
@@ -75,7 +75,7 @@ def check_ddp(folder: str) -> None:
     checkpoint = Checkpoint(cfg, DDP(ConvNet()))
     with mock.patch.object(torch, "save", wraps=torch.save) as save:
         checkpoint.save(1)
-    to_files = [call for call in save.call_args_list if hasattr(call.args[1], "fileno") and call.args[1].name]
+    to_files = [call for call in save.call_args_list if hasattr(call.args[1], "name")]
     assert len(to_files) == (1 if dist.get_rank() == 0 else 0)
     drawn = torch.rand(1)
     assert checkpoint.load() == 1
@@ -119,7 +119,9 @@ class Planted:
         return os.mkdir, ("planted",)
 
 
-@pytest.mark.parametrize("content", [b"", b"no zip", pickle.dumps(Planted()), pickle.dumps({"format": 1})])
+@pytest.mark.parametrize(
+    "content", [b"", b"no zip", pickle.dumps(Planted(), 2), pickle.dumps({"format": 1}, 2)]
+)
 def test_a_foreign_or_damaged_file_is_said_and_never_run(cfg, capsys, content, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "checkpoint.pt").write_bytes(content)

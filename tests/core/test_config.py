@@ -5,8 +5,8 @@ import sys
 from dataclasses import fields
 
 import pytest
-from core.config import Config, flag_name
 
+from core.config import Config, flag_name
 from tests.ranks import VARIANTS
 
 
@@ -57,16 +57,19 @@ def test_a_global_batch_that_does_not_divide_names_the_next_that_do(capsys, monk
     )
 
 
-def test_only_rank_0_speaks(capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
+def test_under_torchrun_the_first_rank_of_a_machine_speaks_and_the_others_wait(capsys, monkeypatch):
+    waited = []
+    monkeypatch.setattr("core.config.time.sleep", waited.append)
+    monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(SystemExit):
         Config.from_cli(["--epochs", "0"])
     assert capsys.readouterr().err == ""
+    assert waited == [5]
 
 
 def test_a_stray_rank_in_the_environment_does_not_silence_a_single_process(capsys, monkeypatch):
-    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setenv("LOCAL_RANK", "3")
     assert "--epochs" in refused(capsys, "--epochs", "0")
 
 

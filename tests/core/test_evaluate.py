@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from core import Accuracy, ConvNet, ImageSet, evaluate
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
+from core import Accuracy, ConvNet, ImageSet, evaluate
 from tests.ranks import run_ranks
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+
 from core import MLP, Config, ConvNet, build_model
 
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
 from core import Config, ConvNet, build_model, pick_amp_dtype
 from core.precision import computed_dtype
-from torch import nn
 
 CPU = torch.device("cpu")
 

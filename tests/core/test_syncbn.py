@@ -3,10 +3,10 @@
 import pytest
 import torch
 import torch.distributed as dist
-from core import convert_sync_batchnorm
-from core.syncbn import AllReduceBatchNorm
 from torch import nn
 
+from core import convert_sync_batchnorm
+from core.syncbn import AllReduceBatchNorm
 from tests.ranks import run_ranks
 
 SHAPES = [(8, 3, 5, 5), (8, 3)]

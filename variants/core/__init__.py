@@ -1,7 +1,7 @@
 """What every variant shares, so that two variants differ by their technique and nothing else."""
 
 from .checkpoint import Checkpoint
-from .config import Config, fail
+from .config import Config, fail, unavailable
 from .data import ImageSet, keep, load_data
 from .device import backend_for, pick_device
 from .evaluate import Accuracy, evaluate
@@ -31,4 +31,5 @@ __all__ = [
     "pick_amp_dtype",
     "pick_device",
     "run",
+    "unavailable",
 ]

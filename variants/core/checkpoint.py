@@ -105,7 +105,8 @@ class Checkpoint:
         if state["epochs_done"] >= self.cfg.epochs:
             raise_epochs = "" if self.cfg.lr_schedule == "onecycle" else "raise --epochs to train on, or "
             fail(
-                f"{self.path} has all {self.cfg.epochs} of its --epochs: {raise_epochs}use another --checkpoint-dir"
+                f"{self.path} has all {self.cfg.epochs} of its --epochs: {raise_epochs}"
+                "use another --checkpoint-dir"
             )
 
 

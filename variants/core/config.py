@@ -8,21 +8,36 @@ import argparse
 import math
 import os
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
+TRAINING_SET = 60_000
+"""Images in the training set of MNIST, and of the other data sets, which keep its shape."""
+
 
 def fail(message: str) -> NoReturn:
     """End this process for a mistake of the user's: one line on stderr, exit code 2.
 
-    Under a launcher every rank finds the same mistake; rank 0 alone says it.
+    Under torchrun every rank finds the same mistake; the first rank of each machine alone says it.
     """
-    launched = "TORCHELASTIC_RUN_ID" in os.environ  # a RANK of something else must not silence us
-    if not launched or os.environ.get("RANK", "0") == "0":
-        print(f"{Path(sys.argv[0]).name}: error: {' '.join(message.split())}", file=sys.stderr, flush=True)
-    sys.exit(2)
+    _end("error", message, 2)
+
+
+def unavailable(message: str) -> NoReturn:
+    """End this process as the technique cannot run on this machine: one line, exit code 69, a skipped row."""
+    _end("unavailable", message, 69)
+
+
+def _end(kind: str, message: str, exit_code: int) -> NoReturn:
+    launched = "TORCHELASTIC_RUN_ID" in os.environ  # a LOCAL_RANK of something else must not silence us
+    if launched and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(5)  # torchrun ends all ranks once one ends: the one that speaks must be the first
+    else:
+        print(f"{Path(sys.argv[0]).name}: {kind}: {' '.join(message.split())}", file=sys.stderr, flush=True)
+    sys.exit(exit_code)
 
 
 def whole(minimum: int) -> Callable[[str], int]:
@@ -167,11 +182,12 @@ class Config:
                 f"--global-batch-size {self.global_batch_size} does not divide by {world_size} ranks; the "
                 f"next that do: {_multiples_around(self.global_batch_size, world_size)}"
             )
-        if self.train_images is not None and self.global_batch_size > self.train_images:
-            return (
-                f"--global-batch-size {self.global_batch_size} is larger than the training set of "
-                f"--train-images {self.train_images}"
-            )
+        images = self.train_images or TRAINING_SET
+        if images > TRAINING_SET:
+            return f"--train-images takes a whole number from 1 to {TRAINING_SET}, got {images}"
+        if self.global_batch_size > images:
+            asked = f"{images} images" if self.train_images is None else f"--train-images {images}"
+            return f"--global-batch-size {self.global_batch_size} is larger than the training set of {asked}"
         return None
 
 

@@ -4,6 +4,9 @@ import torch
 
 from .config import Config, fail
 
+# What pick_amp_dtype gave in this process, for the record: whether it was also computed in is checked there.
+_amp_dtype: torch.dtype | None = None
+
 _MATRIX_NODES = ("Addmm", "Mm", "Bmm", "Convolution", "Linear", "Matmul", "CompiledFunction")
 
 
@@ -13,12 +16,20 @@ def pick_amp_dtype(cfg: Config, device: torch.device) -> torch.dtype:
     bfloat16 has the range of float32, so it needs no loss scaling. float16 on a CPU works but runs without
     native kernels in most builds, some fifty times slower than float32: it has to be asked for by name.
     """
+    global _amp_dtype
     if cfg.dtype != "float32":
         fail(f"mixed precision starts from --dtype float32: autocast would leave {cfg.dtype} as it is")
     if cfg.amp_dtype != "auto":
-        return getattr(torch, cfg.amp_dtype)
-    native_bfloat16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.bfloat16 if native_bfloat16 else torch.float16
+        _amp_dtype = getattr(torch, cfg.amp_dtype)
+    else:
+        native_bfloat16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+        _amp_dtype = torch.bfloat16 if native_bfloat16 else torch.float16
+    return _amp_dtype
+
+
+def asked_dtype(cfg: Config) -> str:
+    """The dtype that this process's steps are to be computed in: that of mixed precision where it is used."""
+    return dtype_name(_amp_dtype) if _amp_dtype else cfg.dtype
 
 
 def computed_dtype(loss: torch.Tensor) -> str | None:

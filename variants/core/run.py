@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from .config import Config, fail
+from .config import Config, fail, unavailable
 
 
 def run(main: Callable[[Config], None]) -> None:
@@ -25,13 +25,13 @@ def run(main: Callable[[Config], None]) -> None:
             raise
         fail(f"this variant is started once per rank by a launcher: {_launch_command()}")
     except mp.ProcessExitedException as error:
-        if error.exit_code != 2:  # 2: the rank has said what is wrong in a line of its own
+        if error.exit_code not in (2, 69):  # those have said what is wrong in a line of their own
             raise
-        sys.exit(2)
+        sys.exit(error.exit_code)
     except Exception as error:
         if "InvalidCxxCompiler" not in f"{error!r} {error.__cause__!r}":
             raise
-        fail("torch.compile needs a C++ compiler on CPUs: install g++, or name yours in the variable CXX")
+        unavailable("torch.compile needs a C++ compiler on CPUs: install g++, or name yours in the variable CXX")
     finally:
         # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
         if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):

@@ -22,7 +22,7 @@ from .device import local_world_size
 from .environment import environment, host_id
 from .evaluate import Accuracy
 from .memory import memory_peaks, training_state_bytes
-from .precision import computed_dtype, dtype_name
+from .precision import asked_dtype, computed_dtype, dtype_name
 from .ranks import gather, grouped, rank, unwrap, whole, world_size
 
 SCHEMA = 1
@@ -207,9 +207,11 @@ class StepLog:
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "replicas": _replicas(self.model),
             "wrapper": type(self.model).__name__ if self.model is not None else None,
+            "batch_norms": _batch_norms(self.model),
             "parameters": sum(p.numel() for p in self.model.parameters()) if self.model is not None else None,
             "precision": {
                 "weights": self.cfg.dtype,
+                "asked": asked_dtype(self.cfg),
                 "compute": self.compute,
                 "loss": self.loss_dtype,
                 "scaler": bool(scaler and scaler.is_enabled()),
@@ -300,3 +302,11 @@ def _mean_over_ranks(value: float, device: torch.device) -> float:
 def _replicas(model: nn.Module | None) -> int:
     """Copies of the model within one process: more than 1 only for DataParallel over several GPUs."""
     return max(1, len(getattr(model, "device_ids", None) or [])) if isinstance(model, nn.DataParallel) else 1
+
+
+def _batch_norms(model: nn.Module | None) -> list[str] | None:
+    """The classes of batch norm in the model: they tell whether ranks normalise by their own images alone."""
+    if model is None:
+        return None
+    found = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return sorted({type(module).__name__ for module in found})
