@@ -31,7 +31,7 @@ def run(main: Callable[[Config], None]) -> None:
     except Exception as error:
         if "InvalidCxxCompiler" not in f"{error!r} {error.__cause__!r}":
             raise
-        unavailable("torch.compile needs a C++ compiler on CPUs: install g++, or name yours in the variable CXX")
+        unavailable("torch.compile needs a C++ compiler on CPUs: install g++, or name yours in CXX")
     finally:
         # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
         if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):
