@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from .config import Config, fail
+from .config import Config, fail, unavailable
 
 
 def run(main: Callable[[Config], None]) -> None:
@@ -29,6 +29,10 @@ def run(main: Callable[[Config], None]) -> None:
         if error.exit_code not in (2, 69):  # those have said what is wrong in a line of their own
             raise
         sys.exit(error.exit_code)
+    except Exception as error:
+        if "InvalidCxxCompiler" not in f"{error!r} {error.__cause__!r}":
+            raise
+        unavailable("torch.compile needs a C++ compiler on CPUs: install g++, or name yours in CXX")
     finally:
         # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
         if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):
