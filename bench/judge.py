@@ -117,6 +117,9 @@ def _remarks(raw: dict[str, Any]) -> list[str]:
     remarks = []
     if raw["wrapper"] == "DataParallel" and raw["replicas"] == 1:
         remarks.append("pass-through: nn.DataParallel ran 1 replica")
+    if raw.get("apex"):
+        stand_in = raw["apex"]["name"] == "stand-in"
+        remarks.append(f"stand-in for apex: {raw['apex']['reason']}" if stand_in else raw["apex"]["name"])
     devices = {(part["host"], part["device"]) for part in raw["ranks"]}
     on_gpu = raw["ranks"][0]["device"].startswith("cuda")
     if on_gpu and len(devices) < raw["world_size"]:

@@ -14,7 +14,7 @@ UNDECIDED = "undecided"
 EXACT_TOLERANCE = 1e-9
 TWIN_FACTOR = 10.0
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-_NOT_COMPARED = ("warmup_steps", "timeout", "amp_dtype")  # they change no step of `single`
+_NOT_COMPARED = ("warmup_steps", "timeout", "amp_dtype", "opt_level")  # they change no step of `single`
 _LOCAL_NORMS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d"}
 
 

@@ -24,11 +24,19 @@ class Variant:
     kind: str
 
     @cached_property
+    def source(self) -> str:
+        """The text of the file; raises RegistryError when it cannot be read."""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise RegistryError(f"{self.path.name} cannot be read: {error}") from None
+
+    @cached_property
     def docstring(self) -> str:
         """The docstring of the file; raises RegistryError when the file is no Python or has none."""
         try:
-            text = ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8")))
-        except (OSError, SyntaxError, ValueError) as error:
+            text = ast.get_docstring(ast.parse(self.source))
+        except (SyntaxError, ValueError) as error:
             raise RegistryError(f"{self.path.name} cannot be read as Python: {error}") from None
         return text or ""
 

@@ -77,7 +77,7 @@ def run_session(request: Request) -> int:
 
 
 def _jobs(request: Request, chosen: Sequence[tuple[Any, bool]], world_size: int) -> list[Job]:
-    check([variant for variant, _ in chosen], request.cfg, world_size)
+    check(chosen, request.cfg, world_size)
     return plan(chosen, world_size, request.launcher, request.repeats)
 
 

@@ -20,7 +20,7 @@ def bench(*arguments: str) -> subprocess.CompletedProcess:
     ("line", "said"),
     [
         ("run", "--variant"),
-        ("run --variant ddpp", "one of single, ddp"),
+        ("run --variant ddpp", "or one of single,"),
         ("run --variant missing/mine.py", "no variant 'missing/mine.py'"),
         ("run --variant ddp --frobnicate 3", "--frobnicate"),
         ("run --variant ddp --world-size 0", "--world-size': takes a whole number from 1 up, got '0'"),

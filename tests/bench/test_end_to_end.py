@@ -87,7 +87,7 @@ def test_two_ranks_train_as_one_process_does(torchrun_and_a_death) -> None:
 def test_records_of_real_runs_hold_no_names_of_the_machine(torchrun_and_a_death) -> None:
     found, problems = records.read_all(torchrun_and_a_death[0] / "results")
     assert problems == []
-    assert {record.variant for record in found} == {"single", "ddp", "deadly"}
+    assert {record.variant for record in found} >= {"single", "ddp", "deadly"}
     for record in found:
         text = record.path.read_text()
         for name in (str(Path.home()), str(ROOT), str(torchrun_and_a_death[0]), sys.prefix):

@@ -57,14 +57,20 @@ def test_all_takes_a_launcher_where_it_can() -> None:
 
 def test_flags_that_do_not_fit_the_ranks_are_refused() -> None:
     with pytest.raises(PlanError, match="does not divide by 3 ranks; the next that do: 126 and 129"):
-        check([find("ddp")], Config(), 3)
-    check([find("single")], Config(), 3)  # it runs one rank
+        check([(find("ddp"), True)], Config(), 3)
+    check([(find("single"), True)], Config(), 3)  # it runs one rank
 
 
 @pytest.mark.parametrize("flags", [{"global_batch_size": 60_002}, {"train_images": 60_001}])
 def test_more_images_than_there_are_are_refused(flags: dict) -> None:
     with pytest.raises(PlanError, match="60000"):
-        check([find("single")], Config(**flags), 1)
+        check([(find("single"), True)], Config(**flags), 1)
+
+
+def test_an_opt_level_is_refused_where_nothing_has_one() -> None:
+    with pytest.raises(PlanError, match="--opt-level is for the apex variants, single has none"):
+        check([(find("single"), True)], Config(opt_level="O2"), 1)
+    check([(find("apex_amp"), True), (find("single"), False)], Config(opt_level="O2"), 1)
 
 
 def test_two_scripts_of_one_name_are_refused(tmp_path: Path) -> None:

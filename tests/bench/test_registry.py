@@ -56,5 +56,5 @@ def test_a_script_that_cannot_be_started_is_refused(tmp_path: Path, text: str, s
 
 
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
-    with pytest.raises(RegistryError, match="single, ddp"):
+    with pytest.raises(RegistryError, match="one of single, "):
         find("dpp")

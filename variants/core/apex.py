@@ -1,6 +1,6 @@
 """The one import of the apex variants: the real apex where it can run, else our stand-in.
 
-    from core.apex import amp, parallel, apex_backend
+    from core.apex import amp, apex_backend, initialize_options, parallel
 
 NVIDIA removed `amp` and `parallel` from apex in May 2025, PyPI's `apex` is another project, and the real
 one needs CUDA. So most machines get the stand-in (apex_standin/); `apex_backend()` says which one ran.
@@ -12,10 +12,13 @@ import importlib.util
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from . import apex_standin
+from .config import Config, fail
+from .precision import pick_amp_dtype
 
 LAST_TAG = "25.04"
 LAST_COMMIT = "e13873de"
@@ -38,6 +41,21 @@ class ApexBackend:
 def apex_backend() -> ApexBackend:
     """Which implementation this process uses; settled when this module was imported."""
     return _backend
+
+
+def initialize_options(cfg: Config, device: torch.device) -> dict[str, Any]:
+    """What `amp.initialize` is given: `--opt-level`, and for the stand-in the dtype that stands for half.
+
+    The real apex knows float16 alone, which on a CPU would be some fifty times slower than float32.
+    """
+    if cfg.opt_level == "O0":
+        return {"opt_level": "O0"}
+    half_dtype = pick_amp_dtype(cfg, device, on_gpus=torch.float16)
+    if _backend.name == STAND_IN:
+        return {"opt_level": cfg.opt_level, "half_dtype": half_dtype}
+    if half_dtype != torch.float16:
+        fail(f"--amp-dtype {cfg.amp_dtype}: {_backend.name} computes in float16 alone")
+    return {"opt_level": cfg.opt_level}
 
 
 def _choose() -> tuple[ModuleType, ModuleType, ApexBackend]:

@@ -1,7 +1,9 @@
 """Checkpoints: written by rank 0, atomically, in the same form by every variant."""
 
+import hashlib
 import os
 import pickle
+import sys
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,12 @@ import torch.distributed as dist
 from torch import nn
 
 from .config import Config, fail, flag_name
-from .ranks import gather, grouped, rank, unwrap
+from .ranks import agreed, gather, grouped, rank, unwrap, whole, world_size
 
 FORMAT = 1
 # What a resumed run may change without becoming another training.
-_FREE = {"warmup_steps", "amp_dtype", "data_dir", "timeout", "record", "checkpoint_dir", "tensorboard"}
+_FREE = {"warmup_steps", "amp_dtype", "opt_level", "data_dir", "timeout"}
+_FREE |= {spec.name for spec in fields(Config) if spec.metadata["output"]}
 
 
 class Checkpoint:
@@ -23,6 +26,10 @@ class Checkpoint:
 
     Without `--checkpoint-dir` both calls do nothing. Only tensors and plain values are stored, and loading
     is `weights_only`: a checkpoint cannot run code.
+
+    The file looks the same whatever trains: sharded tensors are stored whole, states that are spread over the
+    ranks are put together. Only where ranks hold different states of one part (the momentum of local SGD)
+    does it keep one for each rank.
     """
 
     def __init__(self, cfg: Config, model: nn.Module, **parts: Any) -> None:
@@ -35,14 +42,19 @@ class Checkpoint:
         if self.path is None:
             return
         random_states = gather(_random_state())
+        network = unwrap(self.model).state_dict()
+        for name in network:  # all ranks, as it may need their shards; in place: a state_dict has metadata
+            network[name] = whole(network[name])
+        parts = {name: _collect(part) for name, part in self.parts.items()}
         if rank() == 0:
             state = {
                 "format": FORMAT,
+                "variant": _variant(),
                 "epochs_done": epochs_done,
                 "config": asdict(self.cfg),
                 "random_states": random_states,
-                "model": unwrap(self.model).state_dict(),
-                **{name: part.state_dict() for name, part in self.parts.items()},
+                "model": network,
+                **parts,
             }
             _write_atomically(state, self.path)
         if grouped():
@@ -60,14 +72,26 @@ class Checkpoint:
             detail = (str(error).splitlines() or [type(error).__name__])[0]
             fail(f"{self.path} is damaged, or no checkpoint of this project: {detail}")
         self._check_config(state)
-        unwrap(self.model).load_state_dict(state["model"])
+        network = unwrap(self.model)
+        like = network.state_dict()
+        for name, tensor in state["model"].items():
+            state["model"][name] = _sharded_like(like.get(name), tensor)
+        network.load_state_dict(state["model"])
         for name, part in self.parts.items():
-            _load_part(name, part, state.get(name) or {})
+            _load_part(name, part, self._own(state, state.get(name) or {}))
         states = state["random_states"]
         if rank() < len(states):  # with more ranks than before, the new ones keep their fresh seed
             _set_random_state(states[rank()])
         self.epochs_done = state["epochs_done"]
         return self.epochs_done
+
+    def _own(self, stored: dict[str, Any], state: dict[str, Any]) -> dict[str, Any]:
+        """This rank's state where the ranks had different ones, in a variant that goes on with that."""
+        if "by_rank" not in state:
+            return state
+        states = state["by_rank"]
+        # In any other variant different states would make the replicas drift apart.
+        return states[rank() if stored["variant"] == _variant() and len(states) == world_size() else 0]
 
     def _check_config(self, state: dict[str, Any]) -> None:
         """Fail when the stored run was another training: its state would silently override the flags."""
@@ -87,7 +111,59 @@ class Checkpoint:
             )
 
 
+def _variant() -> str:
+    return Path(sys.argv[0]).stem
+
+
+def _collect(part: Any) -> dict[str, Any] | None:
+    """The state of `part`, put together from all ranks. All ranks call it; what counts is rank 0's answer."""
+    if hasattr(part, "consolidate_state_dict"):  # ZeroRedundancyOptimizer: each rank knows its share only
+        part.consolidate_state_dict(to=0)
+        return part.state_dict() if rank() == 0 else None
+    state = _on_cpu(part.state_dict())
+    if agreed(_digest(state)):
+        return state
+    return {"by_rank": gather(state)}
+
+
+def _on_cpu(value: Any) -> Any:
+    """A copy of the nested dicts and lists of `value`, with every tensor whole and on the CPU."""
+    if isinstance(value, torch.Tensor):
+        return whole(value.detach()).cpu()
+    if isinstance(value, dict):
+        return {key: _on_cpu(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_on_cpu(item) for item in value)
+    return value
+
+
+def _digest(value: Any) -> str:
+    """Equal for two states only when they are equal to the last bit."""
+    if isinstance(value, torch.Tensor):
+        return hashlib.sha256(value.contiguous().reshape(-1).view(torch.uint8).numpy()).hexdigest()
+    if isinstance(value, dict):
+        return f"{ {key: _digest(item) for key, item in value.items()} }"
+    if isinstance(value, (list, tuple)):
+        return f"{[_digest(item) for item in value]}"
+    return repr(value)
+
+
+def _sharded_like(like: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor`, cut up over the ranks as `like` is when that is sharded and of the same shape."""
+    if not hasattr(like, "device_mesh") or like.shape != tensor.shape:
+        return tensor
+    from torch.distributed.tensor import distribute_tensor  # takes a while to import
+
+    return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements)
+
+
 def _load_part(name: str, part: Any, state: dict[str, Any]) -> None:
+    if "param_groups" in state:
+        parameters = [parameter for group in part.param_groups for parameter in group["params"]]
+        for index, values in state["state"].items():
+            for key, value in values.items():
+                if isinstance(value, torch.Tensor):
+                    values[key] = _sharded_like(parameters[index], value)
     if not state and part.state_dict():
         # A checkpoint of a run without this part: the scaler, say, when a float32 run goes on in float16.
         if rank() == 0:

@@ -18,7 +18,9 @@ def pick_device(local_rank: int = 0) -> torch.device:
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)  # else every rank opens a context on GPU 0 too
         return device
-    torch.set_num_threads(max(1, usable_cores() // local_world_size()))
+    threads = max(1, usable_cores() // local_world_size())
+    torch.set_num_threads(threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # where it is unset, accelerate would decide anew
     return torch.device("cpu")
 
 

@@ -1,9 +1,14 @@
 """How much memory a rank used, in bytes; None where it cannot be known."""
 
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import nn
+
+from .ranks import local
 
 
 def memory_peaks(device: torch.device) -> dict[str, int | None]:
@@ -20,6 +25,21 @@ def memory_peaks(device: torch.device) -> dict[str, int | None]:
         "peak_rss_bytes": peak_rss_bytes(),
         "pss_bytes": _proc_kib("/proc/self/smaps_rollup", "Pss:"),
     }
+
+
+def training_state_bytes(model: nn.Module | None, optimizer: Any) -> dict[str, int | None]:
+    """What this rank holds of weights and optimizer state: its own shard where they are sharded."""
+    held = getattr(optimizer, "optim", optimizer)  # ZeroRedundancyOptimizer keeps its share in one of its own
+    states = getattr(held, "state", {}).values()
+    return {
+        "weight_bytes": _bytes(model.parameters()) if model is not None else None,
+        "optimizer_bytes": _bytes(value for state in states for value in state.values()) if held else None,
+    }
+
+
+def _bytes(values: Iterable[Any]) -> int:
+    tensors = (local(value) for value in values if isinstance(value, torch.Tensor))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def peak_rss_bytes() -> int | None:

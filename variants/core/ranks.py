@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -28,6 +29,25 @@ def gather(value: Any) -> list[Any] | None:
     values = [None] * world_size() if rank() == 0 else None
     dist.gather_object(value, values)
     return values
+
+
+def agreed(value: Any) -> bool:
+    """Whether `value` (picklable) is equal on all ranks. All ranks call it and get the same answer."""
+    if not grouped():
+        return True
+    values = [None] * world_size()
+    dist.all_gather_object(values, value)
+    return all(other == value for other in values)
+
+
+def whole(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself, or all of one that lies in shards on the ranks (FSDP): then all ranks must call it."""
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """`tensor` itself, or this rank's shard of it."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def unwrap(model: nn.Module) -> nn.Module:

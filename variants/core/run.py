@@ -1,5 +1,6 @@
 """How a variant starts and ends, whatever happens in between."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -7,7 +8,7 @@ from collections.abc import Callable
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from .config import Config, fail
+from .config import Config, fail, unavailable
 
 
 def run(main: Callable[[Config], None]) -> None:
@@ -28,10 +29,17 @@ def run(main: Callable[[Config], None]) -> None:
         if error.exit_code not in (2, 69):  # those have said what is wrong in a line of their own
             raise
         sys.exit(error.exit_code)
+    except Exception as error:
+        if "InvalidCxxCompiler" not in f"{error!r} {error.__cause__!r}":
+            raise
+        unavailable("torch.compile needs a C++ compiler on CPUs: install g++, or name yours in CXX")
     finally:
         # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
         if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):
             dist.destroy_process_group()
+        # A DDP model lies in a reference cycle and holds the group. Freed by the interpreter's own end, its
+        # gloo threads abort the process now and then.
+        gc.collect()
 
 
 def _launch_command() -> str:

@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
 
 from .checkpoint import Checkpoint
-from .config import Config
+from .config import Config, fail
 from .device import local_world_size
 from .environment import environment, host_id
 from .evaluate import Accuracy
-from .memory import memory_peaks
+from .memory import memory_peaks, training_state_bytes
 from .precision import asked_dtype, computed_dtype, dtype_name
-from .ranks import gather, grouped, rank, unwrap, world_size
+from .ranks import gather, grouped, rank, unwrap, whole, world_size
 
 SCHEMA = 1
 _SHOW_EVERY_S = 0.5
@@ -62,6 +63,7 @@ class StepLog:
         self._pending: list[torch.Tensor] = []
         self._progress = _Progress(steps_per_epoch * self._epochs_to_do if steps_per_epoch else None)
         optimizer = self.parts.get("optimizer")
+        optimizer = self.optimizer = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's
         if hasattr(optimizer, "register_step_post_hook"):
             # Runs only when the optimizer really steps: a step skipped for an overflow is not in `lrs`.
             optimizer.register_step_post_hook(
@@ -76,7 +78,23 @@ class StepLog:
         if self.compute is None:  # once, in the first step, which is never a steady one
             self.compute = computed_dtype(loss)
             self.loss_dtype = dtype_name(loss.dtype)
+            self._check_gradients()
         self._progress.show(len(self.losses) + len(self._pending))
+
+    def _check_gradients(self) -> None:
+        """DDP waits for every gradient; its own error comes a step later, and with numbers for names."""
+        if self.model is None or not any(isinstance(module, DDP) for module in self.model.modules()):
+            return
+        unused = [
+            name
+            for name, parameter in unwrap(self.model).named_parameters()
+            if parameter.requires_grad and parameter.grad is None
+        ]
+        if unused:
+            fail(
+                f"the loss does not depend on {', '.join(unused)}: DDP needs a gradient of every parameter. "
+                "Take it out of the model, or freeze it by requires_grad_(False)"
+            )
 
     def epoch(self, accuracy: Accuracy | float) -> None:
         """Call after each evaluation, on all ranks. Writes the record after the last epoch."""
@@ -165,6 +183,8 @@ class StepLog:
             "step_ms": [round(value, 4) for value in self.step_ms],
             "loss": self.losses,
             "weights_sha256": weights_sha256(self.model) if self.model is not None else None,
+            "compile_s": compile_s(),
+            **training_state_bytes(self.model, self.optimizer),
             **memory_peaks(self.device),
         }
 
@@ -204,7 +224,7 @@ class StepLog:
             "epochs": self.epochs,
             "ranks": ranks,
             "environment": environment(),
-            **self.extra,
+            **{key: asdict(value) if is_dataclass(value) else value for key, value in self.extra.items()},
         }
 
 
@@ -238,8 +258,19 @@ def weights_sha256(model: nn.Module) -> str:
     """A digest of all parameters in order: equal on two ranks only when their weights are bit-identical."""
     digest = hashlib.sha256()
     for parameter in unwrap(model).parameters():
-        digest.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        digest.update(whole(parameter.detach()).cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def compile_s() -> float | None:
+    """Seconds spent in torch.compile (few where its cache had the code), None when nothing was compiled."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    if dynamo is None:
+        return None
+    spent = dict(zip(*dynamo.compile_times(repr="csv", aggregate=True), strict=True))
+    # The backward pass is compiled apart, when it first runs. All other entries lie within these two.
+    parts = [spent[name] for name in ("_compile.compile_inner", "backward._backward_impl") if name in spent]
+    return round(sum(map(float, parts)), 3) if parts else None
 
 
 def write_json(value: Any, path: Path) -> None:

@@ -1,0 +1,85 @@
+"""DDP with gradient accumulation: several micro-batches per optimizer step, gradients sent with the last one.
+
+    torchrun --standalone --nproc-per-node 2 variants/ddp_accum.py
+
+Parent: ddp
+
+For batches that do not fit into memory: activations of one micro-batch at a time are kept, and the steps are
+those of ddp. As each batch of ddp is cut up, no window is left over at the end of an epoch. Batch norm alone
+sees the difference: its statistics are those of a micro-batch.
+"""
+
+import os
+from contextlib import nullcontext
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+from core import (
+    Checkpoint,
+    Config,
+    StepLog,
+    backend_for,
+    build_model,
+    build_scheduler,
+    evaluate,
+    keep,
+    load_data,
+    pick_device,
+    run,
+)
+
+MICRO_BATCHES = 4  # per optimizer step; fewer when a rank has fewer images
+
+
+def main(cfg: Config) -> None:
+    local_rank = int(os.environ["LOCAL_RANK"])  # torchrun sets it, and what init_process_group reads
+    device = pick_device(local_rank)  # cuda:local_rank, or cpu
+    # nccl, or gloo; the default time-out would be 10 or 30 minutes
+    dist.init_process_group(backend_for(device), timeout=timedelta(seconds=cfg.timeout))
+    batch_size = cfg.global_batch_size // dist.get_world_size()
+
+    torch.manual_seed(cfg.seed + dist.get_rank())  # dropout must differ between ranks
+    model = build_model(cfg).to(device)
+    model = DDP(model)  # broadcasts the weights of rank 0 to all
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
+
+    train_set, test_set = load_data(cfg)
+    sampler = DistributedSampler(train_set, seed=cfg.seed)  # rank r reads every world_size-th image from r on
+    loader = DataLoader(train_set, batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
+
+    checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
+    first_epoch = checkpoint.load()
+    log = StepLog(cfg, device, checkpoint, len(loader))
+    for epoch in range(first_epoch, cfg.epochs):
+        sampler.set_epoch(epoch)  # a new shuffle, the same on every rank
+        model.train()
+        for images, labels in loader:
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            optimizer.zero_grad()
+            loss = 0.0
+            micro_batches = list(zip(images.chunk(MICRO_BATCHES), labels.chunk(MICRO_BATCHES), strict=True))
+            for index, (micro_images, micro_labels) in enumerate(micro_batches, start=1):
+                # no_sync must cover the forward pass too: there DDP decides whether backward will all-reduce
+                with model.no_sync() if index < len(micro_batches) else nullcontext():
+                    share = len(micro_labels) / len(labels)  # without it the gradient is a sum, not a mean
+                    micro_loss = criterion(model(micro_images), micro_labels) * share
+                    micro_loss.backward()  # adds to the gradients
+                loss += micro_loss
+            optimizer.step()
+            scheduler.step()
+            log.step(loss)
+        checkpoint.save(epoch + 1)
+        log.epoch(evaluate(model, test_set, device))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,77 @@
+"""DDP with torch.compile: the model's forward and backward pass become fused kernels.
+
+    torchrun --standalone --nproc-per-node 2 variants/ddp_compile.py
+
+Parent: ddp
+
+Compiling happens inside the first step and takes seconds to minutes: it pays in long runs. The record holds
+its seconds apart (`compile_s`), and the steps left out as warmup keep it out of the throughput. Later runs
+find the compiled code in a cache on disk. On CPUs it needs a C++ compiler.
+"""
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+from torch.utils.data import DataLoader, DistributedSampler
+
+from core import (
+    Checkpoint,
+    Config,
+    StepLog,
+    backend_for,
+    build_model,
+    build_scheduler,
+    evaluate,
+    keep,
+    load_data,
+    pick_device,
+    run,
+)
+
+
+def main(cfg: Config) -> None:
+    local_rank = int(os.environ["LOCAL_RANK"])  # torchrun sets it, and what init_process_group reads
+    device = pick_device(local_rank)  # cuda:local_rank, or cpu
+    # nccl, or gloo; the default time-out would be 10 or 30 minutes
+    dist.init_process_group(backend_for(device), timeout=timedelta(seconds=cfg.timeout))
+    batch_size = cfg.global_batch_size // dist.get_world_size()
+
+    torch.manual_seed(cfg.seed + dist.get_rank())  # dropout must differ between ranks
+    model = build_model(cfg).to(device)
+    model = DDP(model)  # broadcasts the weights of rank 0 to all
+    # After DDP: the compiled graph is then cut where a bucket ends, so that sending and computing overlap.
+    model = torch.compile(model)
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
+
+    train_set, test_set = load_data(cfg)
+    sampler = DistributedSampler(train_set, seed=cfg.seed)  # rank r reads every world_size-th image from r on
+    loader = DataLoader(train_set, batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
+
+    checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
+    first_epoch = checkpoint.load()
+    log = StepLog(cfg, device, checkpoint, len(loader))
+    for epoch in range(first_epoch, cfg.epochs):
+        sampler.set_epoch(epoch)  # a new shuffle, the same on every rank
+        model.train()
+        for images, labels in loader:
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            loss = criterion(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            log.step(loss)
+        checkpoint.save(epoch + 1)
+        log.epoch(evaluate(model, test_set, device))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    run(main)
