@@ -175,7 +175,7 @@ def test_a_stop_keeps_what_is_finished_and_leaves_no_process(place: Path, number
 def test_killed_at_any_moment_every_record_is_whole(place: Path) -> None:
     paths = [script(place, name, "time.sleep(0.1)") for name in ("one", "two", "three")]
     luck = random.Random(0)
-    for _ in range(5):
+    for _ in range(4):
         harness = start(place, *paths, flags=("--repeats", "3"))
         time.sleep(luck.uniform(0.3, 2.0))
         harness.kill()
