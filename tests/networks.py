@@ -16,6 +16,13 @@ class Small(nn.Module):
         return self.fc(self.block(images).flatten(1))
 
 
+class Widened(Small):
+    """Gives float32 whatever it computed in, so that its output does not show an autocast."""
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return super().forward(images).float()
+
+
 class Unused(Small):
     """Has a layer that its output does not depend on."""
 

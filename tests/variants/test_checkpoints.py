@@ -8,6 +8,7 @@ import torch
 
 from bench.derive import loss_curve
 from core import ConvNet
+from tests.networks import Small
 from tests.ranks import VARIANTS, RankError, run_ranks, run_script, run_variant
 from tests.variants.test_resume import stop_after_first_epoch
 
@@ -16,9 +17,9 @@ TWO_EPOCHS = ("--model", "tests.networks:Small", "--train-images", "256", "--glo
 TWO_EPOCHS += ("--epochs", "2")
 FLOAT64 = ("--dtype", "float64")
 
-ONE_DEVICE = ["single_channels_last", pytest.param("single_compile", marks=pytest.mark.slow)]
+ONE_DEVICE = ["single_channels_last"]
 LAUNCHED = ["ddp_by_hand", "ddp_accum", "ddp_compress", "ddp_powersgd", "ddp_local_sgd", "zero1", "fsdp"]
-LAUNCHED += ["fsdp_amp", "accelerate_ddp", pytest.param("ddp_compile", marks=pytest.mark.slow)]
+LAUNCHED += ["fsdp_amp", "accelerate_ddp"]
 
 
 def ranks_of(name: str) -> int:
@@ -54,14 +55,26 @@ def test_the_file_has_the_tensors_of_a_bare_network(name, tmp_path):
     assert momenta == [parameter.shape for parameter in network.parameters()]
 
 
-@pytest.mark.parametrize("name", [*ONE_DEVICE, *(name for name in LAUNCHED if name != "ddp_powersgd")])
-def test_resuming_equals_never_stopping(name, tmp_path):
-    stop_after_one_epoch(name, tmp_path, *TWO_EPOCHS)
-    resumed = resume(name, tmp_path, *TWO_EPOCHS)
-    whole = run_variant(name, ranks_of(name), *TWO_EPOCHS)
+def check_resuming(name: str, folder: Path, *flags: str) -> None:
+    stored = stop_after_one_epoch(name, folder, *TWO_EPOCHS, *flags)
+    assert stored["model"].keys() == Small().state_dict().keys()
+    resumed = resume(name, folder, *TWO_EPOCHS, *flags)
+    whole = run_variant(name, ranks_of(name), *TWO_EPOCHS, *flags)
     for ours, expected in zip(resumed["ranks"], whole["ranks"], strict=True):
         assert ours["loss"] == expected["loss"][16:]
         assert ours["weights_sha256"] == expected["weights_sha256"]
+
+
+@pytest.mark.parametrize("name", [*ONE_DEVICE, *(name for name in LAUNCHED if name != "ddp_powersgd")])
+def test_resuming_equals_never_stopping(name, tmp_path):
+    check_resuming(name, tmp_path)
+
+
+# With the dtypes of the runs in test_methods.py, whose compiled code is then in the cache.
+@pytest.mark.slow
+@pytest.mark.parametrize("name, flags", [("single_compile", ()), ("ddp_compile", FLOAT64)])
+def test_resuming_compiled_equals_never_stopping(name, flags, tmp_path):
+    check_resuming(name, tmp_path, *flags)
 
 
 def test_powersgd_goes_on_with_whole_gradients_as_its_docstring_says(tmp_path):

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -257,10 +258,20 @@ def test_compiled_mixed_precision_computes_in_bfloat16_and_stays_near_single_amp
 
 
 @pytest.mark.slow
-def test_without_a_cpp_compiler_compiling_is_refused_in_one_line(monkeypatch, tmp_path):
-    monkeypatch.setenv("CXX", str(tmp_path / "none"))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    stop = refused("single_compile", *TWENTY_STEPS, world_size=1, alone=True)
+def test_the_precision_inside_compiled_code_is_seen():
+    flags = ("--model", "tests.networks:Widened", "--train-images", "32", "--global-batch-size", "16")
+    assert run_variant("single_compile", 1, *flags)["precision"]["compute"] == "bfloat16"
+
+
+def run_without_compiler(path: str, flags: list[str], alone: bool) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ.update(PATH=folder, TORCHINDUCTOR_CACHE_DIR=folder)  # no g++, no compiled code
+        run_as_main(path, flags, alone)
+
+
+@pytest.mark.slow
+def test_without_a_cpp_compiler_compiling_is_refused_in_one_line():
+    stop = refused("single_compile", *TWENTY_STEPS, world_size=1, alone=True, ranks=run_without_compiler)
     assert stop.exit_codes == [69]
     assert "C++ compiler" in stop.output
 

@@ -1,5 +1,8 @@
 """Which dtype mixed precision uses, and which dtype a step really computed in."""
 
+import re
+from typing import Any
+
 import torch
 
 from .config import Config, fail
@@ -54,11 +57,21 @@ def computed_dtype(loss: torch.Tensor) -> str | None:
         if "AccumulateGrad" in node.name():  # the parameter itself, not a computation
             continue
         found = {meta.dtype for meta in node._input_metadata if meta.dtype.is_floating_point}
+        if "CompiledFunction" in node.name():
+            found |= _compiled_dtypes(node)
         all_dtypes |= found
         if any(name in node.name() for name in _MATRIX_NODES):
             matrix_dtypes |= found
     dtypes = matrix_dtypes or all_dtypes
     return dtype_name(max(dtypes, key=lambda dtype: torch.finfo(dtype).eps)) if dtypes else None
+
+
+def _compiled_dtypes(node: Any) -> set[torch.dtype]:
+    """Those of the buffers in the code that torch.compile wrote: to autograd its whole graph is one node."""
+    forward = getattr(getattr(node, "_forward_cls", None), "compiled_fw", None)
+    code = getattr(forward, "source_code", None) or ""
+    names = set(re.findall(r"empty_strided\w*\(.+, torch\.(\w*float\d+)\)", code))
+    return {getattr(torch, name) for name in names}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
