@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from bench.flags import Config, Parsed, config_options, real, whole
+from bench.report_command import report
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
@@ -119,6 +120,9 @@ def run(
         sys.exit(run_session(request))
     except SessionError as error:
         raise click.UsageError(str(error)) from None
+
+
+bench.add_command(report)
 
 
 def main() -> NoReturn:

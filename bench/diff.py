@@ -20,7 +20,7 @@ def show(a: str, b: str | None, context: int) -> None:
         raise RegistryError(f"{a} has no parent to be held against: name a second variant")
     old = find(new.parent if b is None else a)
     for line in unified(old, new, context):
-        click.secho(line, fg=_COLOURS.get(line[:1]), bold=line.startswith(("+++", "---")))
+        click.secho(line, fg=_COLOURS.get(line[:1]), bold=line.startswith(("+++", "---")) or None)
     count = changed_lines(new.path, old.path)
     relation = "its parent " if new.parent == old.name else ""
     click.echo(

@@ -59,7 +59,7 @@ def _missing(raw: dict[str, Any] | None, job: Job) -> str | None:
     if raw.get("schema") != SCHEMA:
         return f"its record has schema {raw.get('schema')!r}, this version reads {SCHEMA}"
     if raw["world_size"] != job.world_size:
-        return f"asked for {job.world_size} ranks, {raw['world_size']} trained together"
+        return f"asked for {_ranks(job.world_size)}, {raw['world_size']} trained together"
     ranks = [part["rank"] for part in raw["ranks"]]
     if ranks != list(range(job.world_size)):
         return f"asked for ranks 0 to {job.world_size - 1}, the record has {ranks}"
@@ -70,6 +70,10 @@ def _missing(raw: dict[str, Any] | None, job: Job) -> str | None:
         if counts != {raw["steps"]}:
             return f"rank {part['rank']} left {min(counts)} steps of {raw['steps']}"
     return None
+
+
+def _ranks(count: int) -> str:
+    return f"{count} rank{'s' * (count > 1)}"
 
 
 def _mismatch(raw: dict[str, Any], job: Job, usable_cores: int) -> str | None:
@@ -113,6 +117,9 @@ def _remarks(raw: dict[str, Any]) -> list[str]:
     remarks = []
     if raw["wrapper"] == "DataParallel" and raw["replicas"] == 1:
         remarks.append("pass-through: nn.DataParallel ran 1 replica")
+    if raw.get("apex"):
+        stand_in = raw["apex"]["name"] == "stand-in"
+        remarks.append(f"stand-in for apex: {raw['apex']['reason']}" if stand_in else raw["apex"]["name"])
     devices = {(part["host"], part["device"]) for part in raw["ranks"]}
     on_gpu = raw["ranks"][0]["device"].startswith("cuda")
     if on_gpu and len(devices) < raw["world_size"]:
@@ -121,6 +128,14 @@ def _remarks(raw: dict[str, Any]) -> list[str]:
     if not on_gpu and raw["precision"]["compute"] == "float16":
         remarks.append("float16 on a CPU runs without native kernels: not to be ranked")
     return remarks
+
+
+def last_words(log: str, lines: int) -> list[str]:
+    """The end of what the ranks printed, without what torchrun has to say about it after that."""
+    told_by_ranks = re.split(
+        r"^.*torch/distributed/elastic/multiprocessing/api\.py", log, flags=re.MULTILINE
+    )[0]
+    return (told_by_ranks.strip() or log.strip()).splitlines()[-lines:]
 
 
 def cause_of_death(exit_code: int, log: str) -> str:

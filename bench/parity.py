@@ -9,45 +9,57 @@ from bench.derive import final_loss, loss_curve
 from bench.plan import REFERENCE
 from bench.records import Record
 
+TWIN = "single_reordered"
+UNDECIDED = "undecided"
 EXACT_TOLERANCE = 1e-9
-_NOT_COMPARED = ("warmup_steps", "timeout", "amp_dtype")  # they change no step of `single`
+TWIN_FACTOR = 10.0
+_EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
+_NOT_COMPARED = ("warmup_steps", "timeout", "amp_dtype", "opt_level")  # they change no step of `single`
 _LOCAL_NORMS = {"BatchNorm1d", "BatchNorm2d", "BatchNorm3d"}
 
 
-def rounding_tolerance(steps: int, dtype: str) -> float:
-    """How far two loss curves may lie apart when only the order of additions differs.
+def rounding_tolerance(reference: dict[str, Any], twin: dict[str, Any]) -> np.ndarray:
+    """How far a loss may lie from the reference at each step when only the order of additions differs.
 
-    One step differs by a few units in the last place (2e-7 in float32); each further step trains on from
-    weights that differ already, so the allowance grows with their number: for float32 1e-5 up to 50 steps,
-    and in proportion from there. Narrower and wider dtypes scale it by their machine epsilon.
+    Measured, not guessed: `twin` is the same training with each batch in reverse order, so all that parts it
+    from the reference is rounding and what training makes of it, which grows from step to step at a rate that
+    depends on network, data and learning rate. Allowed is ten times the largest distance the twin has had by
+    then (a tenfold seed of the same growth), where "then" is ten steps or a tenth later: the drift jumps when
+    a ReLU or a maximum tips over, and not in the same step. It is never less than ten times eight units in
+    the last place of the loss. float64 (steps,).
     """
-    epsilon = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
-    return 1e-5 * max(1.0, steps / 50) * epsilon[dtype] / epsilon["float32"]
+    curve = loss_curve(reference)
+    largest = np.maximum.accumulate(np.abs(loss_curve(twin) - curve))
+    steps = np.arange(len(curve))
+    by_then = largest[np.minimum(steps + np.maximum(10, steps // 10), len(curve) - 1)]
+    last_place = 8 * _EPSILON[reference["precision"]["compute"]] * np.abs(curve)
+    return TWIN_FACTOR * np.maximum(by_then, last_place)
 
 
 def find_reference(
-    records: Iterable[Record], environment: dict[str, Any], config: dict[str, Any], code: str
+    records: Iterable[Record],
+    environment: dict[str, Any],
+    config: dict[str, Any],
+    code: str,
+    name: str = REFERENCE,
 ) -> Record | None:
-    """The newest ok run of `single` on this very machine, code and configuration, or None."""
+    """The newest ok run of the variant `name` on this very machine, code and configuration, or None."""
     wanted = comparable(config)
     fitting = [
         record
         for record in records
-        if is_reference(record)
-        and record.raw["environment"] == environment
+        if is_reference(record, name)
+        and record.raw.get("environment") == environment
         and record.run.get("code") == code
         and comparable(record.raw["config"]) == wanted
     ]
     return max(fitting, key=lambda record: record.run["launched_at"]) if fitting else None
 
 
-def is_reference(record: Record) -> bool:
-    """Whether it is a run of `single`, from the first step to the last: others can be held against it."""
-    return (
-        record.variant == REFERENCE
-        and record.ok
-        and len(record.raw["epochs"]) == record.raw["config"]["epochs"]
-    )
+def is_reference(record: Record, name: str = REFERENCE) -> bool:
+    """Whether it is a run of `name`, from the first step to the last: others can be held against it."""
+    whole = record.ok and len(record.raw["epochs"]) == record.raw["config"]["epochs"]  # or it was resumed
+    return whole and record.variant == name
 
 
 def comparable(config: dict[str, Any]) -> dict[str, Any]:
@@ -55,18 +67,25 @@ def comparable(config: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in config.items() if name not in _NOT_COMPARED}
 
 
-def parity(raw: dict[str, Any], reference: Record | None) -> dict[str, Any]:
-    """The `parity` of a record: {reference, class, max_abs_diff, final_abs_diff, tolerance, reason}.
+def needs_twin(found: dict[str, Any] | None) -> bool:
+    """Whether a verdict was put off until there is a twin to tell rounding from another training."""
+    return found is not None and found["class"] == UNDECIDED
+
+
+def parity(raw: dict[str, Any], reference: Record | None, twin: Record | None = None) -> dict[str, Any]:
+    """The `parity` of a record: {reference, twin, class, max_abs_diff, final_abs_diff, tolerance, ...}.
 
     class is one of
         identical           no step differs in one bit
         exact               float64, within 1e-9 at every step
-        rounding            the same precision, within `rounding_tolerance`
+        rounding            the same precision, within `rounding_tolerance` at every step
         local batch norm    each rank normalises by its own images, as DDP does with plain batch norm
         reduced precision   computed in a narrower dtype than the reference
         different           none of these explains it
+        undecided           the twin that would tell rounding from these was stopped, or failed
         not comparable      other steps, or no reference; `reason` says which
-    tolerance: what held for the class; null where the class is no bound.
+    tolerance: that of the last step; null where the class is no bound. first_step_beyond: the first step,
+    from 1, that lies outside of it.
     """
     if reference is None:
         return _verdict(
@@ -80,35 +99,35 @@ def parity(raw: dict[str, Any], reference: Record | None) -> dict[str, Any]:
     difference = np.abs(curve - wanted)
     if not np.isfinite(difference).all():
         return _verdict(reference, "not comparable", reason="a loss is not finite")
-    largest = float(difference.max())
-    kind, tolerance = _classify(raw, reference.raw, largest, len(curve))
-    last = abs(final_loss(raw) - final_loss(reference.raw))
-    return _verdict(reference, kind, max_abs_diff=largest, final_abs_diff=last, tolerance=tolerance)
+    known = {
+        "max_abs_diff": float(difference.max()),
+        "final_abs_diff": abs(final_loss(raw) - final_loss(reference.raw)),
+    }
+    computed, expected = raw["precision"]["compute"], reference.raw["precision"]["compute"]
+    if not difference.any():
+        return _verdict(reference, "identical", tolerance=0.0, **known)
+    if computed != expected:
+        narrower = _bits(computed) < _bits(expected)
+        return _verdict(reference, "reduced precision" if narrower else "different", **known)
+    if computed == "float64" and known["max_abs_diff"] <= EXACT_TOLERANCE:
+        return _verdict(reference, "exact", tolerance=EXACT_TOLERANCE, **known)
+    if twin is None:
+        return _verdict(reference, UNDECIDED, reason=f"there is no finished run of {TWIN}", **known)
+    tolerance = rounding_tolerance(reference.raw, twin.raw)
+    known |= {"twin": twin.path.name, "tolerance": float(tolerance[-1])}
+    beyond = np.flatnonzero(difference > tolerance)
+    if not len(beyond):
+        return _verdict(reference, "rounding", **known)
+    local_norm = raw["world_size"] > 1 and _LOCAL_NORMS.intersection(raw.get("batch_norms") or [])
+    kind = "local batch norm" if local_norm and raw.get("replicated", True) else "different"
+    return _verdict(reference, kind, first_step_beyond=int(beyond[0]) + 1, **known)
 
 
 def _verdict(reference: Record | None, kind: str, **known: Any) -> dict[str, Any]:
-    unknown = {"max_abs_diff": None, "final_abs_diff": None, "tolerance": None, "reason": None}
+    unknown = dict.fromkeys(
+        ("max_abs_diff", "final_abs_diff", "tolerance", "first_step_beyond", "twin", "reason")
+    )
     return {"reference": reference.path.name if reference else None, "class": kind, **unknown, **known}
-
-
-def _classify(
-    raw: dict[str, Any], reference: dict[str, Any], largest: float, steps: int
-) -> tuple[str, float | None]:
-    """(class, tolerance), from the largest difference and from what the records say really ran."""
-    computed, wanted = raw["precision"]["compute"], reference["precision"]["compute"]
-    if largest == 0.0:
-        return "identical", 0.0
-    if computed != wanted:
-        return ("reduced precision" if _bits(computed) < _bits(wanted) else "different"), None
-    if computed == "float64" and largest <= EXACT_TOLERANCE:
-        return "exact", EXACT_TOLERANCE
-    tolerance = rounding_tolerance(steps, computed)
-    if largest <= tolerance:
-        return "rounding", tolerance
-    local_norm = raw["world_size"] > 1 and _LOCAL_NORMS.intersection(raw.get("batch_norms") or [])
-    if local_norm and raw.get("replicated", True):
-        return "local batch norm", None
-    return "different", tolerance
 
 
 def _bits(dtype: str) -> int:

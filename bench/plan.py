@@ -63,10 +63,12 @@ def size_of(variant: Variant, world_size: int) -> int:
     return 1 if variant.ranks == "one" else world_size
 
 
-def check(chosen: Sequence[Variant], cfg: Any, world_size: int) -> None:
+def check(chosen: Sequence[tuple[Variant, bool]], cfg: Any, world_size: int) -> None:
     """Raise PlanError when the flags do not fit one of the variants: nothing has been started yet."""
-    for variant in chosen:
+    for variant, named in chosen:
         problem = cfg.problem(size_of(variant, world_size))
+        if named and cfg.opt_level != type(cfg).opt_level and "initialize_options" not in variant.source:
+            problem = f"--opt-level is for the apex variants, {variant.name} has none"
         if problem:
             raise PlanError(problem)
 

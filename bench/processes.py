@@ -45,9 +45,11 @@ class Stop:
 
     def listen(self) -> None:
         """From now on the signals are noted here."""
-        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-            if hasattr(signal, name):
-                signal.signal(getattr(signal, name), self._note)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._note)
+        # There is none on Windows, and under nohup it is ignored on purpose.
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+            signal.signal(signal.SIGHUP, self._note)
 
     def _note(self, number: int, frame: object) -> None:
         self.again = self.signal is not None  # a second Ctrl-C: no more patience

@@ -15,9 +15,9 @@ _REFRESH_S = 0.25
 class Reporter:
     """Told by the runner what happens. `quiet`: says nothing; `verbose`: shows commands and output too."""
 
-    def __init__(self, quiet: bool = False, verbose: bool = False, stream: TextIO = sys.stderr) -> None:
-        self.quiet, self.verbose, self.stream = quiet, verbose, stream
-        self._live = _LiveLine(stream) if stream.isatty() and not quiet and not verbose else None
+    def __init__(self, quiet: bool = False, verbose: bool = False, stream: TextIO | None = None) -> None:
+        self.quiet, self.verbose, self.stream = quiet, verbose, stream or sys.stderr
+        self._live = _LiveLine(self.stream) if self.stream.isatty() and not quiet and not verbose else None
         self._job: Job | None = None
         self._log_at = 0
 

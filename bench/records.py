@@ -21,10 +21,12 @@ class RecordError(Exception):
 class Record:
     """One run of one variant: `raw` as the variant wrote it, with the harness's own keys under `run`.
 
-    raw["run"] holds: status (one of STATUSES), reason, asked_world_size, launcher, repeat (0-based),
-    order (position in the whole command), commit, dirty, argv, wall_s, load_average, log (file name),
-    parity (see bench/parity.py). A run that failed before it wrote anything has `run`, `variant` and
-    `config` alone.
+    raw["run"] holds: status (one of STATUSES), reason (one line, or None), command_id (one per `bench run`),
+    order (position in the whole command, -1 for a reference run that nobody asked for), repeat (0-based),
+    asked_world_size, launcher, argv, omp_num_threads, launched_at, wall_s, exit_code, load_average (just
+    before), commit, dirty, code (see provenance.code_digest), harness (version), log (path from the record's
+    folder), log_tail (last lines, unless ok), parity (see bench/parity.py, None for `single`). A run that
+    failed before it wrote anything has `run`, `variant`, `config` and `environment` alone.
     """
 
     path: Path
@@ -86,10 +88,10 @@ def read(path: Path) -> Record:
     return Record(path, raw)
 
 
-def read_all(folder: Path) -> tuple[list[Record], list[str]]:
+def read_all(folder: Path, pattern: str = "*.json") -> tuple[list[Record], list[str]]:
     """All records below `folder` by time of start, and a line for each file that is none."""
     records, problems = [], []
-    for path in sorted(folder.rglob("*.json")):
+    for path in sorted(folder.rglob(pattern)):
         if path.name.startswith(".") or path.parent.name == "figures":
             continue
         try:

@@ -7,6 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 VARIANTS_DIR = Path(__file__).resolve().parent.parent / "variants"
+RANKS = ("one", "launcher", "itself")
 _KINDS = {"": "method", "probes": "probe", "pitfalls": "pitfall"}
 
 
@@ -23,13 +24,29 @@ class Variant:
     kind: str
 
     @cached_property
+    def source(self) -> str:
+        """The text of the file; raises RegistryError when it cannot be read."""
+        try:
+            return self.path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise RegistryError(f"{self.path.name} cannot be read: {error}") from None
+
+    @cached_property
     def docstring(self) -> str:
         """The docstring of the file; raises RegistryError when the file is no Python or has none."""
         try:
-            text = ast.get_docstring(ast.parse(self.path.read_text(encoding="utf-8")))
-        except (OSError, SyntaxError, ValueError) as error:
-            raise RegistryError(f"{self.path}: {error}") from None
+            text = ast.get_docstring(ast.parse(self.source))
+        except (SyntaxError, ValueError) as error:
+            raise RegistryError(f"{self.path.name} cannot be read as Python: {error}") from None
         return text or ""
+
+    def checked(self) -> "Variant":
+        """Itself; raises RegistryError when the file is no Python or says what we do not know."""
+        if self.ranks not in RANKS:
+            raise RegistryError(
+                f"{self.path.name}: its docstring says Ranks: {self.ranks}, not {', '.join(RANKS)}"
+            )
+        return self
 
     @property
     def summary(self) -> str:
@@ -51,7 +68,11 @@ class Variant:
     @property
     def ranks(self) -> str:
         """Who starts its ranks: `one` (there is only one), `launcher`, or `itself`."""
-        return self._field("Ranks") or ("launcher" if (self.command or "").startswith("torchrun") else "one")
+        if self._field("Ranks"):
+            return self._field("Ranks")
+        if self.command is None:  # a script of the user's may say nothing: one that joins a group wants ranks
+            return "launcher" if "init_process_group" in self.path.read_text(encoding="utf-8") else "one"
+        return "launcher" if self.command.startswith("torchrun") else "one"
 
     def _field(self, key: str) -> str | None:
         found = re.search(rf"^ *{key}: (.+)$", self.docstring, re.MULTILINE)
@@ -84,7 +105,8 @@ def find(name_or_path: str) -> Variant:
     if path.suffix == ".py" and path.is_file():
         resolved = path.resolve()
         ours = [variant for variant in known.values() if variant.path == resolved]
-        return ours[0] if ours else Variant(path.stem, resolved, "own")
+        name = f"own-{path.stem}" if path.stem in known else path.stem  # results must not pass for ours
+        return ours[0] if ours else Variant(name, resolved, "own").checked()
     raise RegistryError(
         f"no variant {name_or_path!r}: takes a path to a .py file, all, or one of {', '.join(known)}"
     )

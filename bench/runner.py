@@ -12,7 +12,7 @@ from typing import Any
 
 from bench import launch, parity, provenance, records
 from bench.flags import config_argv, training_config
-from bench.judge import Verdict, judge
+from bench.judge import Verdict, judge, last_words
 from bench.plan import REFERENCE, Job
 from bench.processes import Outcome, Run, Stop
 from bench.progress import Reporter
@@ -49,8 +49,7 @@ class Runner:
     reporter: Reporter
     repeats: int = 1
     command_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    reference: Record | None = None
-    _reference_tried: bool = False
+    _yardsticks: dict[str, Record | None] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._commit, self._dirty = provenance.commit()
@@ -62,34 +61,45 @@ class Runner:
         done = []
         for number, job in enumerate(jobs):
             if job.variant.name != REFERENCE:
-                self._seek_reference()
+                self._yardstick(REFERENCE)
             if self.stop:
                 break
             done.append(self._run(job, f"{number + 1}/{len(jobs)}"))
         return done
 
-    def _seek_reference(self) -> None:
-        """Have a run of `single` to compare with: one of this command, an earlier one, or a new one."""
-        if self.reference or self.stop:
-            return
-        earlier, _ = records.read_all(self.folder)
-        self.reference = parity.find_reference(earlier, self.environment, stored_config(self.cfg), self._code)
-        if self.reference is None and not self._reference_tried:
-            self.reporter.note(f"no run of {REFERENCE} with these flags yet: it goes first, as the reference")
-            self._run(Job(find(REFERENCE), 1, "none", order=-1), "reference")
+    def _yardstick(self, name: str) -> Record | None:
+        """A run of `single`, or of its twin, to compare with: of this command, an earlier one, or a new one.
+
+        None when it failed, and it is not tried again: it would fail before each variant.
+        """
+        if name not in self._yardsticks and not self.stop:
+            self._yardsticks[name] = self._earlier(name)
+            if self._yardsticks[name] is None:
+                self.reporter.note(f"no run of {name} with these flags yet: it is run now, to compare with")
+                record = self._run(Job(find(name), 1, "none", order=-1), "to compare with")
+                self._yardsticks[name] = record if parity.is_reference(record, name) else None
+        return self._yardsticks.get(name)
+
+    def _earlier(self, name: str) -> Record | None:
+        earlier, _ = records.read_all(self.folder, f"{name}-*.json")
+        return parity.find_reference(earlier, self.environment, stored_config(self.cfg), self._code, name)
 
     def _run(self, job: Job, position: str) -> Record:
         """Run one job to its end and store its record."""
         attempt = self._attempt(job, position)
+        name = job.variant.name
         record = Record(self.folder / f"{attempt.name}.json", self._raw(attempt))
-        if job.variant.name != REFERENCE:
-            record.run["parity"] = parity.parity(record.raw, self.reference) if record.ok else None
-        else:
-            self._reference_tried = True  # should it have failed, it would fail again before each variant
-            if self.reference is None and parity.is_reference(record):
-                self.reference = record
+        if name in (REFERENCE, parity.TWIN) and name not in self._yardsticks:
+            self._yardsticks[name] = record if parity.is_reference(record, name) else self._earlier(name)
+        if name != REFERENCE and record.ok:
+            record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE))
         record = self._store(record)
         self.reporter.end(record)
+        if name != parity.TWIN and parity.needs_twin(record.run["parity"]):
+            # The record is safe by now: the twin may take as long as the run itself.
+            twin = self._yardstick(parity.TWIN)
+            record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE), twin)
+            record = self._store(record)
         return record
 
     def _attempt(self, job: Job, position: str) -> Attempt:
@@ -163,7 +173,7 @@ class Runner:
                 "code": self._code,
                 "harness": self._version,
                 "log": f"logs/{attempt.name}.log",
-                "log_tail": attempt.log.splitlines()[-TAIL_LINES:] if verdict.status != "ok" else [],
+                "log_tail": last_words(attempt.log, TAIL_LINES) if verdict.status != "ok" else [],
                 "parity": None,
             },
         }

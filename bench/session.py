@@ -48,17 +48,15 @@ def run_session(request: Request) -> int:
     reporter = Reporter(request.quiet, request.verbose)
     try:
         chosen = select(request.names)
-        sizes_known = request.world_size is not None
-        if sizes_known:  # a mistake is said at once, and not after torch was imported
-            jobs = _jobs(request, chosen, request.world_size)
+        # Twice: a mistake that shows already is told at once, and not after torch was imported.
+        _jobs(request, chosen, request.world_size or 1)
         environment = machine.probe(stop)
-        if not sizes_known:
-            jobs = _jobs(request, chosen, len(environment["gpus"]) or 2)
+        jobs = _jobs(request, chosen, request.world_size or len(environment["gpus"]) or 2)
     except (PlanError, machine.ProbeError) as error:
         if stop:
             return stop.exit_code
         raise SessionError(str(error)) from None
-    _say_surroundings(reporter, environment)
+    _say_surroundings(reporter, environment, max(job.world_size for job in jobs))
     folder = Path(request.results_dir) / machine.slug(environment)
     _prepare(folder, request.json_to)
     runner = Runner(
@@ -79,7 +77,7 @@ def run_session(request: Request) -> int:
 
 
 def _jobs(request: Request, chosen: Sequence[tuple[Any, bool]], world_size: int) -> list[Job]:
-    check([variant for variant, _ in chosen], request.cfg, world_size)
+    check(chosen, request.cfg, world_size)
     return plan(chosen, world_size, request.launcher, request.repeats)
 
 
@@ -89,7 +87,8 @@ def default_timeout_s(cfg: Any) -> float:
     return 300 + cfg.timeout + images / 20
 
 
-def _say_surroundings(reporter: Reporter, environment: dict[str, Any]) -> None:
+def _say_surroundings(reporter: Reporter, environment: dict[str, Any], ranks: int) -> None:
+    """What will make the numbers other than a reader expects."""
     if "OMP_NUM_THREADS" in os.environ:
         reporter.note("OMP_NUM_THREADS is set but not used: all rows share the cores by one rule")
     load, cores = (os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0), environment["usable_cores"]
@@ -97,6 +96,8 @@ def _say_surroundings(reporter: Reporter, environment: dict[str, Any]) -> None:
         reporter.note(
             f"other programs keep this machine busy (load {load:.1f} on {cores} cores): times will vary"
         )
+    if ranks > cores and not environment["gpus"]:
+        reporter.note(f"{ranks} ranks share {cores} cores: this shows that it works, not how fast it is")
 
 
 def _prepare(folder: Path, json_to: str | None) -> None:

@@ -128,7 +128,9 @@ def _remarks(rows: Sequence[Row]) -> list[str]:
     cuts = {row.warmup_steps for row in rows if row.warmup_steps is not None}
     if cuts:
         cut = " or ".join(str(steps) for steps in sorted(cuts))
-        remarks.append(f"times leave out the first {cut} steps; images/s is of all ranks together")
+        remarks.append(
+            f"times leave out the first {cut} steps; images/s is of all ranks, memory of the largest one"
+        )
     folders = {str(PurePath(row.record).parent) for row in rows if row.record}
     remarks += [f"records and logs are in {folder}" for folder in sorted(folders)]
     return remarks

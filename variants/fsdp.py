@@ -47,7 +47,7 @@ def main(cfg: Config) -> None:
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     for block in model.children():  # one all-gather for each block, so that only one is whole at a time
         fully_shard(block, mesh=mesh)
-    fully_shard(model, mesh=mesh)  # in place; before the optimizer, which must see the shards
+    fully_shard(model, mesh=mesh)  # in place; before the optimizer sees the shards
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
 

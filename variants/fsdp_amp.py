@@ -58,9 +58,7 @@ def main(cfg: Config) -> None:
     for block in model.children():  # one all-gather for each block, so that only one is whole at a time
         fully_shard(block, mesh=mesh, mp_policy=policy)
     policy = replace(policy, output_dtype=torch.float32)  # of the logits, for the loss
-    fully_shard(
-        model, mesh=mesh, mp_policy=policy
-    )  # in place; before the optimizer, which must see the shards
+    fully_shard(model, mesh=mesh, mp_policy=policy)  # in place; before the optimizer sees the shards
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
 

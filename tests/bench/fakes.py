@@ -1,13 +1,19 @@
 """Stand-ins for what takes long: a machine that needs no probe, records and scripts that need no torch."""
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
+from bench import records
+from bench.flags import Config
 from bench.plan import Job
+from bench.provenance import code_digest
+from bench.records import Record
 from bench.registry import Variant
+from bench.runner import stored_config
 
+ROOT = Path(__file__).resolve().parents[2]
+MACHINE = "amd-epyc-2-cores"  # the slug of ENVIRONMENT
 ENVIRONMENT = {
     "python": "3.12.0",
     "packages": {"torch": "2.9.0"},
@@ -20,7 +26,7 @@ ENVIRONMENT = {
 
 
 def raw_record(world_size: int = 2, steps: int = 4, **changes: Any) -> dict[str, Any]:
-    """A record as StepLog writes it for a healthy run on the CPU. `rank_changes={1: {...}}` is for one rank."""
+    """A record as StepLog writes it for a healthy run on a CPU; `rank_changes={1: {...}}` is for rank 1."""
     rank_changes = changes.pop("rank_changes", {})
     ranks = [
         {
@@ -66,18 +72,37 @@ def job(path: Path = Path("fake.py"), world_size: int = 2, launcher: str = "torc
 
 
 def script(folder: Path, name: str, body: str = "", world_size: int = 1, **changes: Any) -> Path:
-    """A script without torch that runs `body`, then leaves a record and says goodbye."""
-    raw = json.dumps(raw_record(world_size, **changes))
+    """A script without torch that runs `body`, then leaves the record of a run with `world_size` ranks."""
     path = folder / f"{name}.py"
     path.write_text(
-        f'"""Fake."""\nimport json, os, signal, subprocess, sys, time\n{body}\n'
-        f'record = sys.argv[sys.argv.index("--record") + 1]\nopen(record, "w").write({raw!r})\nprint("goodbye")\n'
+        f"""'Fake.'
+import json, os, signal, subprocess, sys, time
+{body}
+with open(sys.argv[sys.argv.index("--record") + 1], "w") as record:
+    json.dump({raw_record(world_size, **changes)!r}, record)
+print("goodbye")
+"""
     )
     return path
 
 
+def reference(
+    folder: Path, name: str = "single-reference", flags: dict[str, Any] | None = None, **changes: Any
+) -> Record:
+    """A record of `single` with these flags that fits what `script` leaves, stored in `folder`."""
+    config = stored_config(Config(**flags or {}))
+    raw = raw_record(
+        1, variant="single", config=config, epochs=[{"test_accuracy": 0.9}] * config["epochs"], **changes
+    )
+    raw["run"] = {"status": "ok", "reason": None, "code": code_digest(), "launched_at": raw["started_at"]}
+    record = Record(folder / f"{name}.json", raw)
+    folder.mkdir(parents=True, exist_ok=True)
+    records.write(record)
+    return record
+
+
 def harness_command(*arguments: str) -> list[str]:
-    """`python -m bench ARGUMENTS`, on a machine that is known already: no probe, so torch is never imported."""
+    """`python -m bench ARGUMENTS` on a machine that is known already: no probe, and so no torch."""
     start = (
         "import bench.machine; from tests.bench.fakes import ENVIRONMENT; "
         "bench.machine.probe = lambda stop: ENVIRONMENT; from bench.cli import main; main()"

@@ -1,4 +1,4 @@
-"""What single parts of the core cost. `make bench` times them; in a normal test run they only have to work."""
+"""What single parts of the core cost: timed by `make bench`, only run by the other tests."""
 
 import pytest
 import torch

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 import pytest
 
-from core.config import Config, flag_name
+from core.config import Config, flag_name, unavailable
 from tests.ranks import VARIANTS
 
 
@@ -66,6 +66,13 @@ def test_under_torchrun_the_first_rank_of_a_machine_speaks_and_the_others_wait(c
         Config.from_cli(["--epochs", "0"])
     assert capsys.readouterr().err == ""
     assert waited == [5]
+
+
+def test_a_technique_that_this_machine_lacks_ends_in_one_line_and_its_own_exit_code(capsys):
+    with pytest.raises(SystemExit) as ended:
+        unavailable("needs 2 GPUs")
+    assert ended.value.code == 69
+    assert capsys.readouterr().err.endswith(": unavailable: needs 2 GPUs\n")
 
 
 def test_a_stray_rank_in_the_environment_does_not_silence_a_single_process(capsys, monkeypatch):

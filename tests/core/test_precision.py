@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from core import Config, ConvNet, build_model, pick_amp_dtype
-from core.precision import computed_dtype
+from core.precision import asked_dtype, computed_dtype
 
 CPU = torch.device("cpu")
 
@@ -48,3 +48,10 @@ def test_float64_is_refused(capsys):
     with pytest.raises(SystemExit):
         pick_amp_dtype(Config(dtype="float64"), CPU)
     assert "float32" in capsys.readouterr().err
+
+
+def test_what_was_asked_for_is_remembered(monkeypatch):
+    monkeypatch.setattr("core.precision._amp_dtype", None)
+    assert asked_dtype(Config(dtype="float64")) == "float64"
+    pick_amp_dtype(Config(amp_dtype="float16"), torch.device("cpu"))
+    assert asked_dtype(Config()) == "float16"

@@ -17,7 +17,8 @@ from .ranks import agreed, gather, grouped, rank, unwrap, whole, world_size
 
 FORMAT = 1
 # What a resumed run may change without becoming another training.
-_FREE = {"warmup_steps", "amp_dtype", "data_dir", "timeout", "record", "checkpoint_dir", "tensorboard"}
+_FREE = {"warmup_steps", "amp_dtype", "opt_level", "data_dir", "timeout"}
+_FREE |= {spec.name for spec in fields(Config) if spec.metadata["output"]}
 
 
 class Checkpoint:

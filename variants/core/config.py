@@ -83,6 +83,14 @@ def network(text: str) -> str:
     raise ValueError(f"takes convnet, mlp or package.module:Class, got {text!r}")
 
 
+def opt_level(text: str) -> str:
+    """A parser of apex's opt levels."""
+    if text in ("O0", "O1", "O2", "O3"):
+        return text
+    hint = ": the letter O, not the digit zero" if text[:1] == "0" else ""
+    raise ValueError(f"takes one of O0, O1, O2, O3; got {text!r}{hint}")
+
+
 def one_of(*allowed: str) -> Callable[[str], str]:
     """A parser of one of the `allowed` words."""
 
@@ -133,6 +141,7 @@ class Config:
         "auto|bfloat16|float16",
         "of mixed precision, where a variant uses it; auto is bfloat16 on CPUs and float16 on GPUs",
     )
+    opt_level: str = flag("O1", opt_level, "O0|O1|O2|O3", "of apex amp, in the apex variants alone")
     dataset: str = flag(
         "mnist",
         one_of("mnist", "fashion_mnist", "kmnist"),

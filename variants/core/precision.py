@@ -13,8 +13,10 @@ _amp_dtype: torch.dtype | None = None
 _MATRIX_NODES = ("Addmm", "Mm", "Bmm", "Convolution", "Linear", "Matmul", "CompiledFunction")
 
 
-def pick_amp_dtype(cfg: Config, device: torch.device) -> torch.dtype:
+def pick_amp_dtype(cfg: Config, device: torch.device, on_gpus: torch.dtype | None = None) -> torch.dtype:
     """The dtype of `--amp-dtype`; auto is bfloat16 wherever the hardware has it, and on every CPU.
+
+    `on_gpus`: what auto means on GPUs for a library that knows one 16-bit dtype alone.
 
     bfloat16 has the range of float32, so it needs no loss scaling. float16 on a CPU works but runs without
     native kernels in most builds, some fifty times slower than float32: it has to be asked for by name.
@@ -25,9 +27,12 @@ def pick_amp_dtype(cfg: Config, device: torch.device) -> torch.dtype:
     if cfg.amp_dtype != "auto":
         _amp_dtype = getattr(torch, cfg.amp_dtype)
     else:
-        native_bfloat16 = device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
-        _amp_dtype = torch.bfloat16 if native_bfloat16 else torch.float16
+        _amp_dtype = torch.bfloat16 if device.type == "cpu" else on_gpus or _native_half()
     return _amp_dtype
+
+
+def _native_half() -> torch.dtype:
+    return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
 
 
 def asked_dtype(cfg: Config) -> str:

@@ -1,5 +1,6 @@
 """How a variant starts and ends, whatever happens in between."""
 
+import gc
 import os
 import sys
 from collections.abc import Callable
@@ -36,6 +37,9 @@ def run(main: Callable[[Config], None]) -> None:
         # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
         if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):
             dist.destroy_process_group()
+        # A DDP model lies in a reference cycle and holds the group. Freed by the interpreter's own end, its
+        # gloo threads abort the process now and then.
+        gc.collect()
 
 
 def _launch_command() -> str:

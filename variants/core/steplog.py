@@ -6,7 +6,7 @@ import math
 import os
 import sys
 import time
-from dataclasses import fields
+from dataclasses import asdict, fields, is_dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -224,7 +224,7 @@ class StepLog:
             "epochs": self.epochs,
             "ranks": ranks,
             "environment": environment(),
-            **self.extra,
+            **{key: asdict(value) if is_dataclass(value) else value for key, value in self.extra.items()},
         }
 
 

@@ -1,0 +1,1 @@
+"""REPORT.md: collect the records, compare them, write the sections."""

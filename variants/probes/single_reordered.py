@@ -1,0 +1,64 @@
+"""single with every batch in reverse order: the same training but for the order of additions.
+
+    python variants/probes/single_reordered.py
+
+Parent: single
+
+Floating-point addition is not associative, so this run drifts away from single's by rounding alone, and
+training magnifies the drift. How far it gets is the yardstick for every other variant: what stays as near to
+single as this does no more than round differently.
+"""
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
+
+from core import (
+    Checkpoint,
+    Config,
+    StepLog,
+    build_model,
+    build_scheduler,
+    evaluate,
+    keep,
+    load_data,
+    pick_device,
+    run,
+)
+
+
+def main(cfg: Config) -> None:
+    device = pick_device()  # cuda, or cpu
+
+    torch.manual_seed(cfg.seed)
+    model = build_model(cfg).to(device)
+    criterion = nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
+
+    train_set, test_set = load_data(cfg)
+    sampler = RandomSampler(train_set, generator=torch.Generator())
+    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
+
+    checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
+    first_epoch = checkpoint.load()
+    log = StepLog(cfg, device, checkpoint, len(loader))
+    for epoch in range(first_epoch, cfg.epochs):
+        sampler.generator.manual_seed(cfg.seed + epoch)  # a new shuffle, the same in every variant
+        model.train()
+        for images, labels in loader:
+            images, labels = images.flip(0), labels.flip(0)
+            images = images.to(device, non_blocking=True)
+            labels = labels.to(device, non_blocking=True)
+            loss = criterion(model(images), labels)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            scheduler.step()
+            log.step(loss)
+        checkpoint.save(epoch + 1)
+        log.epoch(evaluate(model, test_set, device))
+
+
+if __name__ == "__main__":
+    run(main)
