@@ -5,7 +5,8 @@
 Parent: single
 
 Underneath it is DDP. `accelerate launch --cpu --num_processes 2` starts a single process without a word,
-hence torchrun. split_batches keeps the global batch: else every rank takes whole batches of its own.
+hence torchrun. split_batches keeps the global batch: else every rank takes whole batches of its own. A rank's
+share of it is one piece, where ddp takes every world_size-th image; only local batch norm sees that.
 """
 
 import os

@@ -62,11 +62,11 @@ def main(cfg: Config) -> None:
             loss = criterion(model(images), labels)
             optimizer.zero_grad()
             loss.backward()
+            # Every rank has equally many images, so the mean of the ranks' gradients is the global batch's.
             for parameter in model.parameters():
-                # The mean over ranks of the gradients of their means is that of the mean of the global batch,
-                # as every rank has equally many images.
-                dist.all_reduce(parameter.grad)
-                parameter.grad /= dist.get_world_size()
+                if parameter.grad is not None:  # as it is of a frozen one
+                    dist.all_reduce(parameter.grad)  # the sum
+                    parameter.grad /= dist.get_world_size()
             optimizer.step()
             scheduler.step()
             log.step(loss)

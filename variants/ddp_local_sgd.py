@@ -5,17 +5,17 @@
 Parent: ddp
 
 It talks once in PERIOD steps rather than in each. Between two averages the ranks have different weights: it
-is another training. By default torch's hook still averages gradients among the ranks of one machine, which
-on a single machine is plain DDP.
+is another training. torch's `post_localSGD_hook` would by default still average the gradients among the ranks
+of one machine, which on a single machine is plain DDP.
 """
 
 import os
+from contextlib import nullcontext
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as post_local_sgd
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.algorithms.model_averaging.utils import average_parameters
 from torch.nn.parallel import DistributedDataParallel as DDP
@@ -48,11 +48,7 @@ def main(cfg: Config) -> None:
 
     torch.manual_seed(cfg.seed + dist.get_rank())  # dropout must differ between ranks
     model = build_model(cfg).to(device)
-    # broadcasts the weights of rank 0 to all; buffers (of batch norm) would follow in every step
-    model = DDP(model, broadcast_buffers=False)
-    # from START_STEP on no gradient is sent
-    state = post_local_sgd.PostLocalSGDState(None, None, START_STEP, post_local_gradient_allreduce=False)
-    model.register_comm_hook(state, post_local_sgd.post_localSGD_hook)
+    model = DDP(model)  # broadcasts the weights of rank 0 to all
     averager = PeriodicModelAverager(PERIOD, warmup_steps=START_STEP)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
@@ -64,7 +60,7 @@ def main(cfg: Config) -> None:
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
     first_epoch = checkpoint.load()
-    state.iter = averager.step = first_epoch * len(loader)  # a resumed run counts on
+    averager.step = first_epoch * len(loader)  # a resumed run counts on
     log = StepLog(cfg, device, checkpoint, len(loader))
     for epoch in range(first_epoch, cfg.epochs):
         sampler.set_epoch(epoch)  # a new shuffle, the same on every rank
@@ -72,9 +68,11 @@ def main(cfg: Config) -> None:
         for images, labels in loader:
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
-            loss = criterion(model(images), labels)
-            optimizer.zero_grad()
-            loss.backward()
+            # no_sync sends nothing: no gradient after backward, and no batch norm's statistics before forward
+            with model.no_sync() if averager.step >= START_STEP else nullcontext():
+                loss = criterion(model(images), labels)
+                optimizer.zero_grad()
+                loss.backward()
             optimizer.step()
             averager.average_parameters(model.parameters())  # does so every PERIOD steps
             scheduler.step()

@@ -48,7 +48,8 @@ def main(cfg: Config) -> None:
     torch.manual_seed(cfg.seed + dist.get_rank())  # dropout must differ between ranks
     model = build_model(cfg).to(device)
     model = DDP(model)  # broadcasts the weights of rank 0 to all
-    state = PowerSGDState(None, matrix_approximation_rank=MATRIX_RANK, start_powerSGD_iter=START_STEP)
+    # the epsilon: a gradient that is all zeros would be divided by zero
+    state = PowerSGDState(None, MATRIX_RANK, START_STEP, orthogonalization_epsilon=1e-8)
     model.register_comm_hook(state, powerSGD_hook)  # in place of the all-reduce
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 import tempfile
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -108,11 +109,12 @@ def note_reductions(path: str, flags: list[str], alone: bool, folder: str) -> No
     Path(folder, os.environ.get("RANK", "0")).write_text(str(count))
 
 
-@pytest.mark.parametrize("variant", ["ddp", "ddp_accum"])
-def test_gradients_are_reduced_once_per_optimizer_step(variant, tmp_path):
+# The model is one bucket. ddp_accum has 80 micro-batches; local SGD reduces gradients in its first 10 steps.
+@pytest.mark.parametrize("variant, times", [("ddp", "20"), ("ddp_accum", "20"), ("ddp_local_sgd", "10")])
+def test_gradients_are_reduced_at_most_once_per_optimizer_step(variant, times, tmp_path):
     path = str(VARIANTS / f"{variant}.py")
     run_ranks(note_reductions, 2, path, list(TWENTY_STEPS), False, str(tmp_path))
-    assert [(tmp_path / rank).read_text() for rank in "01"] == ["20", "20"]  # the model is one bucket
+    assert [(tmp_path / rank).read_text() for rank in "01"] == [times, times]
 
 
 def note_gradient_norms(path: str, flags: list[str], alone: bool, folder: str) -> None:
@@ -176,10 +178,8 @@ def test_powersgd_sends_whole_gradients_first_and_then_small_factors(tmp_path):
     assert [size for _, size in sent[10:]] == [biases, ps, qs] * 10
 
 
-def test_local_sgd_talks_in_one_step_of_four(tmp_path):
-    sent = sent_by("ddp_local_sgd", tmp_path)
-    gradients, averages, end_of_epoch = 10, 3, 1
-    assert [size for _, size in sent] == [PARAMETERS] * (gradients + averages + end_of_epoch)
+def test_local_sgd_sends_its_weights_in_one_step_of_four_and_at_the_end(tmp_path):
+    assert sent_by("ddp_local_sgd", tmp_path) == [["torch.float32", PARAMETERS]] * (3 + 1)
 
 
 # Where state lies
@@ -317,3 +317,19 @@ def test_ddp_names_a_parameter_without_gradient_and_single_does_not_mind():
     assert stop.exit_codes == [2, 2]
     assert "forgotten.weight, forgotten.bias" in stop.output
     assert run_variant("single", 1, *flags)["steps"] == 3
+
+
+# Warnings
+
+
+def run_with_warnings_as_errors(path: str, flags: list[str], alone: bool) -> None:
+    warnings.simplefilter("error")
+    run_as_main(path, flags, alone)
+
+
+@pytest.mark.parametrize("variant", [*SAME, *OTHER, "fsdp_amp", "single_channels_last"])
+def test_it_warns_of_nothing_with_batch_norm_and_a_constant_rate(variant):
+    flags = ["--train-images", "32", "--global-batch-size", "16", "--lr-schedule", "constant"]
+    alone = variant.startswith("single")
+    path = str(VARIANTS / f"{variant}.py")
+    run_ranks(run_with_warnings_as_errors, 1 if alone else 2, path, flags, alone)

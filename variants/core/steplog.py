@@ -264,10 +264,10 @@ def weights_sha256(model: nn.Module) -> str:
 
 def compile_s() -> float | None:
     """Seconds spent in torch.compile (few where its cache had the code), None when nothing was compiled."""
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is None:
+    compile_times = getattr(sys.modules.get("torch._dynamo.utils"), "compile_times", None)
+    if compile_times is None:
         return None
-    spent = dict(zip(*dynamo.compile_times(repr="csv", aggregate=True), strict=True))
+    spent = dict(zip(*compile_times(repr="csv", aggregate=True), strict=True))
     # The backward pass is compiled apart, when it first runs. All other entries lie within these two.
     parts = [spent[name] for name in ("_compile.compile_inner", "backward._backward_impl") if name in spent]
     return round(sum(map(float, parts)), 3) if parts else None
