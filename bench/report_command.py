@@ -13,7 +13,7 @@ import click
 @click.option("--output", default="REPORT.md", metavar="PATH", show_default=True, help="the report to write")
 @click.option("--check", is_flag=True, help="write nothing; exit 1 and name what is stale")
 def report(results_dir: str, output: str, check: bool) -> None:
-    """Make REPORT.md and its figures from the records, or check that they are up to date."""
+    """Make REPORT.md, its figures and README.md's table from the records, or check that they are true."""
     from bench.report.build import Report, ReportError
 
     folder = Path(results_dir)

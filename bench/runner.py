@@ -92,10 +92,11 @@ class Runner:
         if name in (REFERENCE, parity.TWIN) and name not in self._yardsticks:
             self._yardsticks[name] = record if parity.is_reference(record, name) else self._earlier(name)
         if name != REFERENCE and record.ok:
-            record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE))
+            own_twin = record if name == parity.TWIN else None  # within its own measure by definition
+            record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE), own_twin)
         record = self._store(record)
         self.reporter.end(record)
-        if name != parity.TWIN and parity.needs_twin(record.run["parity"]):
+        if parity.needs_twin(record.run["parity"]):
             # The record is safe by now: the twin may take as long as the run itself.
             twin = self._yardstick(parity.TWIN)
             record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE), twin)

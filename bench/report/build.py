@@ -8,7 +8,7 @@ from typing import Any
 from bench import registry
 from bench.markdown import bullets, escape, image, link
 from bench.plots import FIGURES, files, style
-from bench.report import cost, machine, method
+from bench.report import cost, machine, method, readme
 from bench.report.collect import Machine, machines
 
 _MADE_BY = "<!-- Made by `python -m bench report`"
@@ -57,6 +57,7 @@ class Report:
 
     def __init__(self, results_dir: Path, output: Path) -> None:
         self.results_dir, self.output = results_dir, output
+        self.readme = output.with_name("README.md")
         self.known = registry.variants()
         self.machines, self.problems = machines(results_dir, self.known)
         self.pictures = [
@@ -77,9 +78,9 @@ class Report:
             except style.NoMatplotlib as error:
                 if not files.is_drawn_from(picture.path, picture.digest):
                     missing[picture.path] = str(error)
-        temporary = self.output.with_name(f".{self.output.name}.{os.getpid()}.tmp")
-        temporary.write_text(self.text(missing), encoding="utf-8", newline="\n")
-        os.replace(temporary, self.output)
+        _replace(self.output, self.text(missing))
+        if self.readme.exists():
+            _replace(self.readme, self._filled_readme())
         return [f"{path}: not drawn: {reason}" for path, reason in missing.items()]
 
     def stale(self) -> list[str]:
@@ -89,6 +90,8 @@ class Report:
             lines.append(f"{self.output} is missing")
         elif (there := self._read()) != (wanted := self.text({})):
             lines.append(f"{self.output} is stale: {_first_difference(there, wanted)}")
+        if self.readme.exists() and self.readme.read_text(encoding="utf-8") != self._filled_readme():
+            lines.append(f"{self.readme} is stale: its marked parts")
         for picture in self.pictures:
             if not files.is_drawn_from(picture.path, picture.digest):
                 what = "was drawn from other data" if picture.path.exists() else "is missing"
@@ -133,11 +136,22 @@ class Report:
             return []
         return ["Left out, as they are no whole records:\n\n" + bullets(map(escape, self.problems))]
 
+    def _filled_readme(self) -> str:
+        text = self.readme.read_text(encoding="utf-8")
+        return readme.filled(text, self.known, self.machines, self._relative(self.results_dir))
+
     def _relative(self, path: Path) -> str:
         return Path(os.path.relpath(path, self.output.parent)).as_posix()
 
     def _read(self) -> str:
         return self.output.read_text(encoding="utf-8", errors="replace")
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write `text` beside `path` and rename, so that a reader never finds half of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary.write_text(text, encoding="utf-8", newline="\n")
+    os.replace(temporary, path)
 
 
 def _first_difference(there: str, wanted: str) -> str:

@@ -10,7 +10,7 @@ from bench.report.machine import title
 
 
 def section(known: dict[str, Variant], machines: list[Machine]) -> str:
-    children = [variant for variant in known.values() if variant.parent in known]
+    children = [v for v in known.values() if v.parent in known and v.kind == "method"]
     lines = {
         variant.name: diff.changed_lines(variant.path, known[variant.parent].path) for variant in children
     }

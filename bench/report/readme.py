@@ -1,0 +1,74 @@
+"""The parts of README.md that hold numbers, made like the report: a picture and a table of the variants."""
+
+import re
+from pathlib import Path
+
+from bench import diff
+from bench.markdown import code, escape, table
+from bench.registry import Variant
+from bench.report import cells
+from bench.report.collect import Entry, Machine
+from bench.report.compare import ratio
+from bench.report.machine import title
+
+_PART = r"(<!-- {name}: begin[^>]*-->\n).*?(<!-- {name}: end -->)"
+
+
+def filled(text: str, known: dict[str, Variant], machines: list[Machine], base: str) -> str:
+    """`text` of a README with its marked parts made anew; whatever is not marked stays as it is.
+
+    `base`: the results folder as seen from the README.
+    """
+    for name, content in (("picture", _picture(machines, base)), ("variants", _table(known, machines))):
+        text = re.sub(
+            _PART.format(name=name), lambda part, c=content: f"{part[1]}{c}{part[2]}", text, flags=re.DOTALL
+        )
+    return text
+
+
+def _first(machines: list[Machine]) -> Machine | None:
+    """The machine that the README shows: that with the most variants measured."""
+    return max(machines, key=lambda machine: len(machine.main.timed), default=None)
+
+
+def _picture(machines: list[Machine], base: str) -> str:
+    machine = _first(machines)
+    if machine is None:
+        return "*(no results yet)*\n"
+    figure = Path(base, machine.folder.name, "figures", "throughput.png").as_posix()
+    return f"![Throughput of each variant on {escape(title(machine))}]({figure})\n"
+
+
+def _table(known: dict[str, Variant], machines: list[Machine]) -> str:
+    machine = _first(machines)
+    rows = [_row(variant, known, machine) for variant in known.values() if variant.kind == "method"]
+    header = ["Variant", "Parent", "Lines", "Technique", "images/s", "vs single", "Loss parity with single"]
+    where = f"Measured on {escape(title(machine))}; `Lines` differ from the parent.\n\n" if machine else ""
+    return f"{where}{table(header, rows, 'llrlrrl')}\n"
+
+
+def _row(variant: Variant, known: dict[str, Variant], machine: Machine | None) -> list[str]:
+    parent = known.get(variant.parent)
+    lines = str(diff.changed_lines(variant.path, parent.path)) if parent else cells.NOTHING
+    head = [
+        f"[{code(variant.name)}](variants/{variant.path.name})",
+        code(parent.name) if parent else cells.NOTHING,
+        lines,
+        escape(variant.summary),
+    ]
+    entry = _entry(machine, variant.name)
+    if entry is None:
+        return [*head, cells.NOTHING, cells.NOTHING, "not run"]
+    if not entry.raws:
+        return [*head, cells.NOTHING, cells.NOTHING, cells.status(entry)]
+    reference = machine.main.reference
+    found = ratio(entry, reference) if reference and entry is not reference else None
+    mark = " (emulated)" if entry.emulated else " (pass-through)" if entry.pass_through else ""
+    kind = (entry.row.parity or {}).get("class") or "reference"
+    return [*head, f"{cells.whole(entry.row.images_per_s)}{mark}", str(found or "1"), escape(kind)]
+
+
+def _entry(machine: Machine | None, name: str) -> Entry | None:
+    """The row of the variant with the most ranks."""
+    entries = [entry for entry in machine.main.entries if entry.variant == name] if machine else []
+    return max(entries, key=lambda entry: entry.row.world_size or 0, default=None)
