@@ -21,6 +21,9 @@ ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ROOT / "variants"
 TIMEOUT_S = 120
 
+# As torchrun does: gloo's own threads know this alone, and round differently with another number of threads.
+os.environ["OMP_NUM_THREADS"] = "1"
+
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(["torch", "torch.distributed", "torchvision", "core", "tests.ranks"])
 

@@ -6,8 +6,12 @@ Parent: ddp
 
 Each gradient, as a matrix, becomes the product of a tall and a wide one, and only these are sent. What is
 lost is added to the gradient of the next step, yet it is another training. It pays where matrices are large
-and the network is slow. DDP lays its buckets out anew after the first step, and what the hook remembers
-follows that layout. So it is not in the checkpoint: a resumed run sends full gradients first, as a fresh one.
+and the network is slow.
+
+DDP lays its buckets out anew after the first step, and what the hook remembers follows that layout. So it is
+DDP lays its buckets out anew after the first step, and what the hook remembers follows that layout: it is
+in threads of gloo's, which know OMP_NUM_THREADS alone: where that is not the number of cores per rank, the
+replicas may differ in their last bits.
 """
 
 import os

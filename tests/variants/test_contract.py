@@ -26,7 +26,7 @@ BUDGETS = {
     "ddp_compile": 1,
     "ddp_compress": 2,
     "ddp_powersgd": 6,
-    "ddp_local_sgd": 12,
+    "ddp_local_sgd": 13,
     "zero1": 2,
     "fsdp": 8,
     "fsdp_amp": 14,
