@@ -20,10 +20,10 @@ TEST := $(VENV)/.installed-test
 PRESENT := $(shell test -x $(PY) && echo yes)
 ANEW := $(if $(PRESENT),,anew)
 
-.PHONY: help run test lint format bench report setup clean anew
+.PHONY: help run test lint format bench gpu-check report setup clean anew
 
 help: ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-9s %s\n", $$1, $$2 }' Makefile
 	@echo '  ARGS="..." goes to the command behind run, test, bench or report; PYTHON=... makes .venv'
 
 run: $(RUN) ## set up when needed, then train the variant ddp_amp on all of MNIST and show the table
@@ -42,6 +42,12 @@ format: $(TEST) ## correct both where a tool can
 
 bench: $(TEST) ## time single parts (one step, the loader, the step log)
 	@$(PY) -m pytest tests/benchmarks --benchmark-enable --benchmark-only $(ARGS)
+
+gpu-check: $(TEST) ## on a GPU machine: tests, all variants on all GPUs, then two ranks that share one
+	@$(PY) -m pytest -m "not slow" $(ARGS)
+	@$(PY) -m bench run --variant all --repeats 3
+	@CUDA_VISIBLE_DEVICES=0 $(PY) -m bench run --variant all --world-size 2 --train-images 6400
+	@$(PY) -m bench report
 
 report: $(RUN) ## draw REPORT.md and its figures from the records in results/
 	@$(PY) -m bench report $(ARGS)

@@ -17,9 +17,12 @@ from typing import Any
 
 import torch.distributed as dist
 
+import core
+
 ROOT = Path(__file__).resolve().parent.parent
 VARIANTS = ROOT / "variants"
 TIMEOUT_S = 120
+TEST_IMAGES = 500
 
 # As torchrun does: gloo's own threads know this alone, and round differently with another number of threads.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -101,7 +104,19 @@ def run_as_main(path: str, argv: list[str], alone: bool) -> None:
             del os.environ[name]
     sys.argv = [path, *argv]
     sys.path.insert(0, str(VARIANTS))
+    core.load_data = _with_few_test_images(core.load_data)
     runpy.run_path(path, run_name="__main__")
+
+
+def _with_few_test_images(load_data: Callable[..., tuple]) -> Callable[..., tuple]:
+    """These tests are about training: evaluating 10,000 images would take most of their time."""
+
+    def loaded(cfg: Any) -> tuple:
+        train_set, test_set = load_data(cfg)
+        test_set.images, test_set.labels = test_set.images[:TEST_IMAGES], test_set.labels[:TEST_IMAGES]
+        return train_set, test_set
+
+    return loaded
 
 
 @cache

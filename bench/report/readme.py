@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import numpy as np
+
 from bench import diff
+from bench.derive import loss_curve
 from bench.markdown import code, escape, table
 from bench.registry import Variant
 from bench.report import cells
@@ -19,7 +22,12 @@ def filled(text: str, known: dict[str, Variant], machines: list[Machine], base: 
 
     `base`: the results folder as seen from the README.
     """
-    for name, content in (("picture", _picture(machines, base)), ("variants", _table(known, machines))):
+    parts = {
+        "picture": _picture(machines, base),
+        "variants": _table(known, machines),
+        "apex": _apex(_first(machines)),
+    }
+    for name, content in parts.items():
         text = re.sub(
             _PART.format(name=name), lambda part, c=content: f"{part[1]}{c}{part[2]}", text, flags=re.DOTALL
         )
@@ -37,6 +45,24 @@ def _picture(machines: list[Machine], base: str) -> str:
         return "*(no results yet)*\n"
     figure = Path(base, machine.folder.name, "figures", "throughput.png").as_posix()
     return f"![Throughput of each variant on {escape(title(machine))}]({figure})\n"
+
+
+def _apex(machine: Machine | None) -> str:
+    """How far apex amp and torch.amp trained apart, in their newest repeats."""
+    entries = [_entry(machine, name) for name in ("apex_amp", "single_amp")]
+    if not all(entry and entry.raws for entry in entries):
+        return "*(not measured side by side yet)*\n"
+    apex, native = (entry.last for entry in entries)
+    apart = np.abs(loss_curve(apex) - loss_curve(native)).max()
+    accuracies = [f"{raw['epochs'][-1]['test_accuracy']:.2%}" for raw in (apex, native)]
+    ran = apex["apex"]["name"]
+    level, steps = apex["config"]["opt_level"], apex["steps"]
+    dtypes = f"{apex['precision']['compute']} and {native['precision']['compute']}"
+    return (
+        f"Side by side on {escape(title(machine))} ({escape(ran)} at {level} and torch.amp, {dtypes}): over {steps} "
+        f"steps the two losses are never further apart than {apart:.2g}, and test accuracy is {accuracies[0]} and "
+        f"{accuracies[1]}.\n"
+    )
 
 
 def _table(known: dict[str, Variant], machines: list[Machine]) -> str:

@@ -22,9 +22,12 @@ def stop_after_first_epoch(path: str, flags: list[str], alone: bool) -> None:
     run_as_main(path, flags, alone)
 
 
-@pytest.mark.parametrize("name", ["single", "single_amp", "dp", "ddp", "ddp_amp", "ddp_syncbn"])
+@pytest.mark.parametrize(
+    "name",
+    ["single", "single_amp", "dp", "apex_amp", "ddp", "ddp_amp", "ddp_syncbn", "apex_ddp", "apex_ddp_syncbn"],
+)
 def test_resuming_equals_never_stopping(name, tmp_path):
-    world_size = 2 if name.startswith("ddp") else 1
+    world_size = 2 if "ddp" in name else 1
     path, alone = VARIANTS / f"{name}.py", world_size == 1
     flags = [*THREE_EPOCHS, "--checkpoint-dir", str(tmp_path)]
     whole = run_variant(name, world_size, *THREE_EPOCHS)

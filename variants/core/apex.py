@@ -48,6 +48,8 @@ def initialize_options(cfg: Config, device: torch.device) -> dict[str, Any]:
 
     The real apex knows float16 alone, which on a CPU would be some fifty times slower than float32.
     """
+    if cfg.dtype != "float32":
+        fail(f"apex amp casts to float32 or narrower at every opt level: there is no --dtype {cfg.dtype}")
     if cfg.opt_level == "O0":
         return {"opt_level": "O0"}
     half_dtype = pick_amp_dtype(cfg, device, on_gpus=torch.float16)
