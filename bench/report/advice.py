@@ -16,9 +16,8 @@ def advice(job: Job, parents: dict[str, str | None], methods: set[str], machine:
     reference = job.reference
     if reference is None:
         return (
-            "No recommendation: there is no run of `single` with these flags that went well, against which "
-            "the "
-            "others could be held. `python -m bench run --variant all --repeats 3` makes one."
+            "No recommendation: there is no run of `single` with these flags that went well, against "
+            "which the others could be held. `python -m bench run --variant all --repeats 3` makes one."
         )
     ranked = [entry for entry in job.timed if not entry.unranked and ratio(entry, reference)]
     candidates = [entry for entry in ranked if entry.variant in methods]
@@ -38,8 +37,7 @@ def advice(job: Job, parents: dict[str, str | None], methods: set[str], machine:
 
 _CONDITIONS = (
     "This holds for this machine, this model and this batch size. The model is tiny: one whose steps take "
-    "longer "
-    "gains more from several ranks. Measure yours with `--model package.module:Class`."
+    "longer gains more from several ranks. Measure yours with `--model package.module:Class`."
 )
 
 
@@ -112,8 +110,8 @@ def _price(entry: Entry, reference: Entry) -> str:
         )
     return (
         f"Its training is not that of `single` ({escape(parity['class'])}: the loss differs by up to "
-        f"{parity['max_abs_diff']:.1e}); its test accuracy is {entry.row.test_accuracy:.2%}, "
-        f"that of `single` {reference.row.test_accuracy:.2%}."
+        f"{parity['max_abs_diff']:.1e}); its test accuracy is {entry.row.test_accuracy:.2%}, that of "
+        f"`single` {reference.row.test_accuracy:.2%}."
     )
 
 
@@ -170,8 +168,8 @@ def why_slower(slower: list[Entry], reference: Entry) -> list[str]:
     if alone:
         lines.append(
             f"**Slower than `single`**: {names(alone)}. Casting between float32 and 16 bits costs more "
-            "than the "
-            "narrower arithmetic saves on layers this small, or this processor has no fast kernels for it."
+            "than the narrower arithmetic saves on layers this small, or this processor has no fast "
+            "kernels for it."
         )
     return lines
 
@@ -181,11 +179,9 @@ def _why_ranks(several: list[Entry], reference: Entry) -> str:
         cores = reference.last["environment"]["usable_cores"]
         return (
             f"All ranks share the {count(cores, 'core')} that `single` uses alone, so splitting the batch "
-            "wins no "
-            "arithmetic; the all-reduce of every step and the second process come on top."
+            "wins no arithmetic; the all-reduce of every step and the second process come on top."
         )
     return (
         f"A step of `single` takes {milliseconds(reference.row.step_ms['p50'])} ms (p50): too short to "
-        "hide the "
-        "all-reduce and the launches of each rank behind."
+        "hide the all-reduce and the launches of each rank behind."
     )

@@ -27,9 +27,8 @@ def section(known: dict[str, Variant], machines: list[Machine]) -> str:
     parts = [
         "## What each method costs in lines",
         "Every variant is a script of its own that differs from its parent by one technique. Comments, "
-        "docstrings "
-        "and blank lines are not counted, a changed line counts once; the gain is in images/s over the "
-        "parent.",
+        "docstrings and blank lines are not counted, a changed line counts once; the gain is in images/s "
+        "over the parent.",
         table(header, rows, "llr" + "l" * len(machines)),
         *(_folded(variant, known[variant.parent], lines[variant.name]) for variant in children),
     ]

@@ -199,8 +199,7 @@ def _legend(job: Job) -> str:
     middle = f"Medians of up to {cells.count(repeats, 'repeat')}" if repeats > 1 else "One repeat each"
     return (
         f"{middle}; images/s is of all ranks together; what stands in brackets after a ratio is the least "
-        "and the "
-        "most that the repeats allow. All numbers of a row are of the origin it names."
+        "and the most that the repeats allow. All numbers of a row are of the origin it names."
     )
 
 

@@ -37,11 +37,9 @@ def _how(job: Job) -> list[str]:
     clocks = _distinct(raw.get("timing_method") for raw in raws)
     lines = [
         "A step reaches from the end of one optimizer step to the end of the next: loading, copying, "
-        "forward, "
-        "backward, optimizer. Evaluation, checkpoints and start-up are not in it.",
-        f"Timing: {listing([_CLOCKS.get(clock, escape(clock)) for clock in clocks])}. A step takes as long "
-        "as its "
-        "slowest rank; images/s are the images of all ranks over the time of the slowest.",
+        "forward, backward, optimizer. Evaluation, checkpoints and start-up are not in it.",
+        f"Timing: {listing([_CLOCKS.get(clock, escape(clock)) for clock in clocks])}. A step takes as "
+        "long as its slowest rank; images/s are the images of all ranks over the time of the slowest.",
         f"Warmup: the first {listing(cut, 'or')} steps are trained but not timed.",
         _repeats(timed),
         _threads(timed),
@@ -112,19 +110,17 @@ def _limits(timed: list[Entry]) -> list[str]:
     lines = []
     if min(counts) > 1:
         lines.append(
-            f"Two rows count as different when the ranges of their repeats do not overlap. With "
+            "Two rows count as different when the ranges of their repeats do not overlap. With "
             f"{listing(_distinct(counts), 'or')} repeats each, two equal rows do so by chance in about "
             f"{max(chance(n, n) for n in counts):.0%} of comparisons, and how far two runs of the very "
-            "same thing "
-            "lie apart on another day was not measured."
+            "same thing lie apart on another day was not measured."
         )
     if any(record.run.get("dirty") for entry in timed for record in entry.row.records):
         lines.append("Some runs were made with changes that no commit holds: marked below.")
     if any(entry.row.device == "cpu" and entry.row.world_size > 1 for entry in timed):
         lines.append(
             "On a CPU the ranks share cores, caches and memory bandwidth: the speed-up of several ranks "
-            "says nothing "
-            "about several GPUs."
+            "says nothing about several GPUs."
         )
     return lines
 

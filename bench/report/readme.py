@@ -59,9 +59,9 @@ def _apex(machine: Machine | None) -> str:
     level, steps = apex["config"]["opt_level"], apex["steps"]
     dtypes = f"{apex['precision']['compute']} and {native['precision']['compute']}"
     return (
-        f"Side by side on {escape(title(machine))} ({escape(ran)} at {level} and torch.amp, {dtypes}): over {steps} "
-        f"steps the two losses are never further apart than {apart:.2g}, and test accuracy is {accuracies[0]} and "
-        f"{accuracies[1]}.\n"
+        f"Side by side on {escape(title(machine))} ({escape(ran)} at {level} and torch.amp, {dtypes}): "
+        f"over {steps} steps the two losses are never further apart than {apart:.2g}, and test accuracy "
+        f"is {accuracies[0]} and {accuracies[1]}.\n"
     )
 
 
