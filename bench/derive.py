@@ -1,7 +1,7 @@
 """What is computed from raw records, in one place for every table and plot."""
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,19 @@ import numpy as np
 from bench.records import Record
 
 FINAL_LOSS_STEPS = 50
+# Loss parity from the best to the worst. A class that is not listed ranks as "different".
+PARITY_CLASSES = (
+    "identical",
+    "exact",
+    "rounding",
+    "local batch norm",
+    "reduced precision",
+    "another training",
+    "different",
+    "undecided",
+    "not comparable",
+)
+_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,7 @@ def precision_label(raw: dict[str, Any]) -> str:
 def row(records: Sequence[Record]) -> Row:
     """One row from the repeats of one variant (at least one record): medians over those that were ok.
 
+    That holds for final loss and test accuracy too. Of memory it is the peak, of loss parity the worst class.
     With no repeat that was ok, the row says why of the first; with some, the first failure is its reason.
     """
     good = [record for record in records if record.ok]
@@ -92,6 +106,7 @@ def row(records: Sequence[Record]) -> Row:
         return Row(**head, record=worst.path.as_posix())
     raws = [record.raw for record in good]
     last = raws[-1]
+    losses = [final_loss(raw) for raw in raws]
     steady = [step_times_ms(raw)[warmup_steps(raw) :] for raw in raws]
     return Row(
         **head,
@@ -109,11 +124,41 @@ def row(records: Sequence[Record]) -> Row:
         peak_allocated_bytes=_peak(raws, "peak_allocated_bytes"),
         peak_reserved_bytes=_peak(raws, "peak_reserved_bytes"),
         peak_rss_bytes=_peak(raws, "peak_rss_bytes"),
-        final_loss=final_loss(last),
-        test_accuracy=last["epochs"][-1]["test_accuracy"],
-        parity=good[-1].run.get("parity"),
+        final_loss=None if None in losses else statistics.median(losses),
+        test_accuracy=statistics.median(raw["epochs"][-1]["test_accuracy"] for raw in raws),
+        parity=worst_parity(record.run.get("parity") for record in good),
         record=good[-1].path.as_posix(),
     )
+
+
+def worst_parity(found: Iterable[dict[str, Any] | None]) -> dict[str, Any] | None:
+    """The parity of the worst class, of equal classes that with the largest difference; None without any."""
+    return max(filter(None, found), key=_badness, default=None)
+
+
+def _badness(parity: dict[str, Any]) -> tuple[int, float]:
+    kind = parity.get("class")
+    known = kind if kind in PARITY_CLASSES else "different"
+    return PARITY_CLASSES.index(known), parity.get("max_abs_diff") or 0.0
+
+
+def pss_mib(raws: Sequence[dict[str, Any]]) -> float | None:
+    """Host memory of all ranks together at the end of the run, MiB; the median of the repeats."""
+    sums = []
+    for raw in raws:
+        parts = [part.get("pss_bytes") for part in raw["ranks"]]
+        if None in parts:
+            return None
+        sums.append(sum(parts))
+    return statistics.median(sums) / _MIB if sums else None
+
+
+def per_rank(raws: Sequence[dict[str, Any]], key: str) -> list[float]:
+    """The largest value of each rank over the repeats, by rank; empty where one is unknown."""
+    values = [[part.get(key) for part in raw["ranks"]] for raw in raws]
+    if not values or any(None in ranks for ranks in values):
+        return []
+    return [max(of_rank) for of_rank in zip(*values, strict=True)]
 
 
 def _peak(raws: list[dict[str, Any]], key: str) -> int | None:

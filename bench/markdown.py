@@ -26,9 +26,9 @@ def escape(text: object) -> str:
     return _BLOCK_START.sub(r"\1\\\2", _MARKUP.sub(r"\\\g<0>", plain))
 
 
-def code(text: object) -> str:
+def code(text: object, longest: int = _LONGEST) -> str:
     """`text` as inline code, also within a table."""
-    plain = one_line(text).replace("|", "\\|")
+    plain = one_line(text, longest).replace("|", "\\|")
     ticks = "`" * (1 + max((len(run) for run in re.findall(r"`+", plain)), default=0))
     space = " " if plain.startswith("`") or plain.endswith("`") else ""
     return f"{ticks}{space}{plain}{space}{ticks}"

@@ -1,7 +1,9 @@
 """Figures as files that say which data they were drawn from, so that a check needs no drawing."""
 
 import hashlib
+import io
 import json
+import os
 import re
 import struct
 from pathlib import Path
@@ -41,15 +43,31 @@ def save(figure: "Figure", path: Path, data_digest: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     code = code_digest()
     with style():
-        figure.savefig(path, dpi=_DPI, metadata={"Software": None, _DATA: data_digest, _CODE: code})
+        png, svg = io.BytesIO(), io.BytesIO()
+        words = {"Software": None, _DATA: data_digest, _CODE: code}
+        figure.savefig(png, format="png", dpi=_DPI, metadata=words)
         identifier = f"{_DATA}:{data_digest} {_CODE}:{code}"
-        svg = path.with_suffix(".svg")
-        figure.savefig(svg, metadata={"Date": None, "Creator": None, "Identifier": identifier})
-    svg.write_bytes(svg.read_bytes().replace(b"\r\n", b"\n"))
+        words = {"Date": None, "Creator": None, "Identifier": identifier}
+        figure.savefig(svg, format="svg", metadata=words)
+    _replace(path, png.getvalue())
+    _replace(path.with_suffix(".svg"), svg.getvalue().replace(b"\r\n", b"\n"))
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write beside `path` and rename, so that there is never half a figure."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def drawn_from(path: Path) -> dict[str, str]:
-    """{"data", "code"}: the digests that the figure at `path` (.png or .svg) carries; raises OSError."""
+    """{"data", "code"}: the digests that the figure at `path` (.png or .svg) carries; raises OSError.
+
+    Both are "" when the file ends before the figure does.
+    """
     raw = path.read_bytes()
     texts = _png_texts(raw) if raw.startswith(_PNG_START) else _svg_texts(raw)
     return {"data": texts.get(_DATA, ""), "code": texts.get(_CODE, "")}
@@ -65,7 +83,7 @@ def is_drawn_from(path: Path, data_digest: str, *, code: str | None = None) -> b
 
 
 def _png_texts(raw: bytes) -> dict[str, str]:
-    """The tEXt chunks of a PNG: length, kind, key NUL text, checksum."""
+    """The tEXt chunks of a PNG: length, kind, key NUL text, checksum. None when its last chunk is missing."""
     texts, at = {}, len(_PNG_START)
     while at + 8 <= len(raw):
         length, kind = struct.unpack(">I4s", raw[at : at + 8])
@@ -73,8 +91,12 @@ def _png_texts(raw: bytes) -> dict[str, str]:
             key, _, text = raw[at + 8 : at + 8 + length].partition(b"\0")
             texts[key.decode("latin-1")] = text.decode("latin-1")
         at += 12 + length
-    return texts
+        if kind == b"IEND" and at == len(raw):
+            return texts
+    return {}
 
 
 def _svg_texts(raw: bytes) -> dict[str, str]:
+    if not raw.rstrip().endswith(b"</svg>"):
+        return {}
     return dict(re.findall(rf"({_DATA}|{_CODE}):([0-9a-f]+)", raw[:4000].decode("utf-8", "replace")))

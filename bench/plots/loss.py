@@ -1,11 +1,13 @@
 """Loss curves over each other, and how far each lies from that of `single`, step by step."""
 
+from collections import Counter
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from bench import derive
+from bench.markdown import code, listing
 from bench.plots import style
 from bench.report.collect import Job
 
@@ -19,33 +21,41 @@ _DASHES = ("-", (0, (5, 1.5)), (0, (1.5, 1.2)))
 
 
 def data(job: Job) -> dict[str, Any] | None:
-    """Curves that are equal in every bit are one, with the names of all; the last repeat stands for each."""
+    """Curves that are equal in every bit are one, with the names of all; the last repeat stands for each.
+
+    A run with other steps than the reference (without one: than most runs) is another training and left out.
+    """
     if not job.timed:
         return None
     curves: dict[bytes, dict[str, Any]] = {}
+    made = {entry.label: entry.last["steps"] for entry in job.timed}
+    wanted = job.reference.last["steps"] if job.reference else Counter(made.values()).most_common(1)[0][0]
     for entry in sorted(job.timed, key=lambda entry: entry is not job.reference):
+        if made[entry.label] != wanted:
+            continue
         curve = derive.loss_curve(entry.raws[-1])
         group = curves.setdefault(curve.tobytes(), {"labels": [], "curve": curve})
         group["labels"].append(entry.label)
     groups = list(curves.values())
     reference = groups[0]["curve"] if job.reference else None
-    steps = min(len(group["curve"]) for group in groups)
+    steps = wanted
     window = max(1, min(_WINDOW, steps // 4))
     kept = np.unique(np.linspace(window - 1, steps - 1, _POINTS).round().astype(int))
     return {
         "window": window,
         "steps": (kept + 1).tolist(),
         "reference": groups[0]["labels"][0] if job.reference else None,
-        "groups": [_group(group, reference, steps, window, kept) for group in groups],
+        "left_out": {label: steps for label, steps in made.items() if steps != wanted},
+        "groups": [_group(group, reference, window, kept) for group in groups],
     }
 
 
 def _group(
-    group: dict[str, Any], reference: np.ndarray | None, steps: int, window: int, kept: np.ndarray
+    group: dict[str, Any], reference: np.ndarray | None, window: int, kept: np.ndarray
 ) -> dict[str, Any]:
-    curve = group["curve"][:steps]
+    curve = group["curve"]
     # The mean of |difference|, not the difference of means: curves that cross must not look equal there.
-    apart = None if reference is None else _trailing_mean(np.abs(curve - reference[:steps]), window)
+    apart = None if reference is None else _trailing_mean(np.abs(curve - reference), window)
     difference = [] if apart is None else _plain(apart[kept])
     return {
         "labels": group["labels"],
@@ -68,8 +78,9 @@ def _plain(values: np.ndarray) -> list[float | None]:
 def draw(data: dict[str, Any]) -> "Figure":
     groups = data["groups"]
     apart = [group for group in groups if group["difference"]]
-    figure = style.new_figure(5.6 + 0.17 * max(0, len(apart) - 9))
-    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(1, 1.15))
+    lines = len(apart if data["reference"] else groups)  # each has its name beside one of the two axes
+    figure = style.new_figure(5.6 + 0.3 * max(0, lines - 9))
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=_heights(data, lines))
     looks = {id(group): _look(at) for at, group in enumerate(groups)}
     for group in reversed(groups):  # the reference on top
         upper.plot(data["steps"], _floats(group["loss"]), **looks[id(group)])
@@ -100,8 +111,7 @@ def _legend(data: dict[str, Any], apart: list[dict[str, Any]]) -> list[tuple[str
     smoothing = f"mean over {data['window']} steps" if data["window"] > 1 else "each step"
     parts = [(smoothing, style.GREY)]
     if data["reference"]:
-        same = data["groups"][0]["labels"]
-        parts.insert(0, (f"— {', '.join(same)}", style.BLACK))
+        parts.insert(0, (f"— {_names(data['groups'][0]['labels'])}", style.BLACK))
     return [*parts, ("other colours as below" if apart else "", style.GREY)]
 
 
@@ -133,26 +143,27 @@ def _label_ends(
     """The names right of the ends of the lines, moved apart where they would lie over each other."""
     low, high = np.log(axes.get_ylim())
     at = (np.log(ends) - low) / (high - low)
-    gap = min(0.088, 1.1 / max(len(groups), 1))
+    gap = min(0.088, 1.05 / max(len(groups), 1))
     for group, end, place in zip(groups, ends, _spread(at, gap), strict=True):
         look = looks[id(group)]
+        thin = {"arrowstyle": "-", "color": look["color"], "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(
-            _names(group["labels"]),
+            "",
             (x, end),
             xytext=(1.035, place),
             textcoords="axes fraction",
+            arrowprops=thin,
+            annotation_clip=False,
+        )
+        axes.plot([1.035, 1.085], [place] * 2, transform=axes.transAxes, clip_on=False, **look)
+        axes.text(
+            1.095,
+            place,
+            _names(group["labels"]),
+            transform=axes.transAxes,
             va="center",
             fontsize=9,
             color=look["color"],
-            arrowprops={
-                "arrowstyle": "-",
-                "color": look["color"],
-                "linewidth": 0.8,
-                "shrinkA": 1,
-                "relpos": (0, 0.5),
-                "shrinkB": 0,
-            },
-            annotation_clip=False,
         )
 
 
@@ -169,7 +180,29 @@ def _spread(places: np.ndarray, gap: float) -> np.ndarray:
 
 
 def _names(labels: list[str]) -> str:
-    return " = ".join(labels) if len(labels) < 3 else "\n= ".join(labels)
+    """One line, whatever the number of labels: the caption has them all."""
+    return " = ".join(labels) if len(labels) < 3 else f"{labels[0]} and {len(labels) - 1} more"
+
+
+def caption(data: dict[str, Any]) -> str:
+    """What the figure has no room for, as Markdown: the names of equal curves, and the runs it leaves out."""
+    equal = [
+        listing([code(label) for label in group["labels"]])
+        for group in data["groups"]
+        if len(group["labels"]) > 1
+    ]
+    parts = [f"Equal in every bit, so one line each: {'; '.join(equal)}."] if equal else []
+    left_out = [f"{code(label)} ({steps:,} steps)" for label, steps in data["left_out"].items()]
+    if left_out:
+        other = "`single`" if data["reference"] else "most"
+        parts.append(f"Not in the figure, as they made other steps than {other}: {listing(left_out)}.")
+    return " ".join(parts)
+
+
+def _heights(data: dict[str, Any], lines: int) -> tuple[float, float]:
+    """The shares of the two axes: names need room beside the one that has them."""
+    more = 0.08 * max(0, lines - 9)
+    return (1, 1.15 + more) if data["reference"] else (1 + more, 0.7)
 
 
 def _look(at: int) -> dict[str, Any]:

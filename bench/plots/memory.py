@@ -1,8 +1,8 @@
 """Memory of each variant: on the host, and on GPUs where there are some."""
 
-from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from bench import derive
 from bench.plots import style
 from bench.plots.throughput import note, shortened
 from bench.report.collect import Entry, Job
@@ -27,31 +27,12 @@ def _row(entry: Entry) -> dict[str, Any]:
         "label": entry.label,
         "note": note(entry),
         "ranks": entry.row.world_size,
-        "pss_mib": pss_mib(entry),
-        "peak_rss_mib": _per_rank(entry, "peak_rss_bytes"),
+        "pss_mib": derive.pss_mib(entry.raws),
+        "peak_rss_mib": [each / _MIB for each in derive.per_rank(entry.raws, "peak_rss_bytes")],
         "allocated_mib": _mib(entry.row.peak_allocated_bytes),
         "reserved_mib": _mib(entry.row.peak_reserved_bytes),
         "failure": entry.failure,
     }
-
-
-def pss_mib(entry: Entry) -> float | None:
-    """Host memory of all ranks together at the end of the run, MiB; the median of the repeats."""
-    sums = []
-    for raw in entry.raws:
-        parts = [part.get("pss_bytes") for part in raw["ranks"]]
-        if None in parts:
-            return None
-        sums.append(sum(parts))
-    return median(sums) / _MIB if sums else None
-
-
-def _per_rank(entry: Entry, key: str) -> list[float]:
-    """The largest peak of each rank over the repeats, MiB; empty where one is unknown."""
-    peaks = [[part.get(key) for part in raw["ranks"]] for raw in entry.raws]
-    if not peaks or any(None in ranks for ranks in peaks):
-        return []
-    return [max(of_rank) / _MIB for of_rank in zip(*peaks, strict=True)]
 
 
 def _mib(value: int | None) -> float | None:

@@ -97,7 +97,7 @@ def name_rows(axes: "Axes", labels: list[str], notes: list[str | None]) -> None:
 
 def columns(axes: "Axes", heads: list[tuple[str, str]], rows: list[list[str] | None]) -> None:
     """Values right of the axes, one line for each row: (head, colour) of each column, its cells below."""
-    at, width = axes.get_yaxis_transform(), 0.068 * WIDTH_IN / axes.figure.get_figwidth()
+    at, width = axes.get_yaxis_transform(), 0.078 * WIDTH_IN / axes.figure.get_figwidth()
     for column, (head, color) in enumerate(heads):
         x = 1 + width * (column + 1)
         axes.text(x, -0.72, head, transform=at, ha="right", va="bottom", fontsize=8.5, color=color)

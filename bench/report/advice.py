@@ -5,7 +5,7 @@ from statistics import median
 from bench.markdown import bullets, escape, listing
 from bench.report.cells import count, factor, milliseconds, name, names, whole
 from bench.report.collect import Entry, Job
-from bench.report.compare import differs, ratio, same_training, verdict
+from bench.report.compare import differs, incomparable, ratio, same_training, verdict
 from bench.report.doubts import doubts
 
 REPEATS_NEEDED = 2
@@ -21,13 +21,24 @@ def advice(job: Job, parents: dict[str, str | None], methods: set[str], machine:
         )
     ranked = [entry for entry in job.timed if not entry.unranked and ratio(entry, reference)]
     candidates = [entry for entry in ranked if entry.variant in methods]
-    if min((len(entry.rates) for entry in candidates), default=0) < REPEATS_NEEDED:
-        lines = [_too_few(candidates)]
+    settled = [entry for entry in candidates if len(entry.rates) >= REPEATS_NEEDED]
+    once = [entry for entry in candidates if entry not in settled]
+    if len(reference.rates) < REPEATS_NEEDED:
+        lines = [_too_few([reference, *(entry for entry in once if entry is not reference)])]
+    elif not settled:
+        lines = [_too_few(once) if once else "**No ranking**: no row here can be in one, as said below."]
     else:
-        lines = _winners(candidates, reference)
+        lines = _winners(settled, reference)
+        if once:
+            lines.append(f"Not ranked: {names(once)}, with one repeat: `--repeats 3` puts them in.")
     lines += _gains(ranked, parents, reference)
     lines += [
         f"Not ranked: {name(entry)}, {escape(entry.unranked)}." for entry in job.entries if entry.unranked
+    ]
+    lines += [
+        f"Not ranked: {name(entry)}, {escape(reason)}."
+        for entry in job.timed
+        if not entry.unranked and (reason := incomparable(entry, reference))
     ]
     found = doubts(job)
     if found:
@@ -53,10 +64,9 @@ def _job(job: Job) -> str:
 
 
 def _too_few(candidates: list[Entry]) -> str:
-    once = [entry for entry in candidates if len(entry.rates) < REPEATS_NEEDED]
     return (
-        f"**No ranking yet**: {names(once)} ran once, so how far a second run would differ is not known. "
-        "`--repeats 3` settles it."
+        f"**No ranking yet**: {names(candidates)} ran once, so how far a second run would differ is not "
+        "known. `--repeats 3` settles it."
     )
 
 
@@ -64,6 +74,9 @@ def _winners(candidates: list[Entry], reference: Entry) -> list[str]:
     """The fastest with the training of `single`, and the fastest of all where that is another."""
     safe = _fastest([entry for entry in candidates if same_training(entry)])
     best = _fastest(candidates)
+    fastest = f"**Fastest of all: {_praise(best, reference)}**{_ties(best)} {_price(best[0], reference)}"
+    if not safe:
+        return ["**None of the ranked rows has the same training as `single`.**", fastest]
     if safe[0] is reference and reference not in best[:1]:
         first = (
             f"**Nothing with the same training as `single` is faster than it**: {_praise(safe, reference)}"
@@ -73,17 +86,23 @@ def _winners(candidates: list[Entry], reference: Entry) -> list[str]:
     lines = [first + _ties(safe)]
     if best[0] is safe[0]:
         lines[0] += " It is the fastest of all, too."
+        others = [entry for entry in best if entry not in safe]
+        if others:
+            lines[0] += f" Not told apart from it, with another training: {names(others)}."
     elif safe[0] in best:
-        lines.append("No other training is faster beyond the spread of the repeats.")
-    else:
         lines.append(
-            f"**Fastest of all: {_praise(best, reference)}**{_ties(best)} {_price(best[0], reference)}"
+            "No other training is faster beyond the spread of the repeats: that of "
+            f"{listing([name(entry) for entry in best if entry not in safe])} is not told apart from it."
         )
+    else:
+        lines.append(fastest)
     return lines
 
 
 def _fastest(entries: list[Entry]) -> list[Entry]:
     """The fastest by its median, then those that its repeats do not set it apart from."""
+    if not entries:
+        return []
     first, *others = sorted(entries, key=lambda entry: -median(entry.rates))
     return [first, *(entry for entry in others if not differs(first.rates, entry.rates))]
 
@@ -111,7 +130,7 @@ def _price(entry: Entry, reference: Entry) -> str:
     return (
         f"Its training is not that of `single` ({escape(parity['class'])}: the loss differs by up to "
         f"{parity['max_abs_diff']:.1e}); its test accuracy is {entry.row.test_accuracy:.2%}, that of "
-        f"`single` {reference.row.test_accuracy:.2%}."
+        f"`single` {reference.row.test_accuracy:.2%} (one seed: another may turn that difference round)."
     )
 
 
@@ -155,7 +174,7 @@ def _efficiency(pairs: list[tuple[Entry, Entry]]) -> str:
 
 
 def why_slower(slower: list[Entry], reference: Entry) -> list[str]:
-    """The reasons why these rows lie below 1x. They are reasoned from what the records say, not measured."""
+    """The reasons why these rows lie below 1x: probable ones, reasoned from the records and not measured."""
     several = [entry for entry in slower if entry.row.world_size > 1]
     alone = [
         entry
@@ -167,9 +186,9 @@ def why_slower(slower: list[Entry], reference: Entry) -> list[str]:
         lines.append(f"**Slower than `single`**: {names(several)}. {_why_ranks(several, reference)}")
     if alone:
         lines.append(
-            f"**Slower than `single`**: {names(alone)}. Casting between float32 and 16 bits costs more "
-            "than the narrower arithmetic saves on layers this small, or this processor has no fast "
-            "kernels for it."
+            f"**Slower than `single`**: {names(alone)}. Probably casting between float32 and 16 bits "
+            "costs more than the narrower arithmetic saves on layers this small, or this processor has "
+            "no fast kernels for it."
         )
     return lines
 
@@ -178,10 +197,11 @@ def _why_ranks(several: list[Entry], reference: Entry) -> str:
     if reference.row.device == "cpu":
         cores = reference.last["environment"]["usable_cores"]
         return (
-            f"All ranks share the {count(cores, 'core')} that `single` uses alone, so splitting the batch "
-            "wins no arithmetic; the all-reduce of every step and the second process come on top."
+            f"Probably because all ranks share the {count(cores, 'core')} that `single` uses alone, so "
+            "splitting the batch wins no arithmetic; the all-reduce of every step and the second process "
+            "come on top."
         )
     return (
-        f"A step of `single` takes {milliseconds(reference.row.step_ms['p50'])} ms (p50): too short to "
-        "hide the all-reduce and the launches of each rank behind."
+        f"A step of `single` takes {milliseconds(reference.row.step_ms['p50'])} ms (p50): probably too "
+        "short to hide the all-reduce and the launches of each rank behind."
     )

@@ -7,16 +7,16 @@ from typing import Any
 
 from bench import registry
 from bench.markdown import bullets, escape, image, link
-from bench.plots import FIGURES, files, style
+from bench.plots import FIGURES, files, loss, style
 from bench.report import cost, machine, method, readme
-from bench.report.collect import Machine, machines
+from bench.report.collect import Job, Machine, machines
 
 _MADE_BY = "<!-- Made by `python -m bench report`"
 HEAD = f"{_MADE_BY} from the records in results/: never edited by hand. -->"
 _INTRO = """# One MNIST job, many ways: what was measured
 
-One training job, the same in every row, run by scripts that differ from each other by one technique. All
-numbers, plots and sentences below are made from the raw records of the runs; nothing is written by hand."""
+One training job, the same in every row, run by scripts that differ from each other by one technique. The
+numbers and plots below are made from the raw records of the runs; the sentences are chosen by them."""
 _NOTHING_YET = """There are no results yet. This measures every method three times and makes the report:
 
     python -m bench run --variant all --repeats 3
@@ -59,12 +59,13 @@ class Report:
         self.results_dir, self.output = results_dir, output
         self.readme = output.with_name("README.md")
         self.known = registry.variants()
+        self.probes = {variant.name for variant in self.known.values() if variant.kind == "probe"}
         self.machines, self.problems = machines(results_dir, self.known)
         self.pictures = [
             Picture(each, name, data)
             for each in self.machines
             for name, module in FIGURES.items()
-            if (data := module.data(each.main)) is not None
+            if (data := module.data(self._shown_in(name, each))) is not None
         ]
 
     def write(self) -> list[str]:
@@ -79,8 +80,9 @@ class Report:
                 if not files.is_drawn_from(picture.path, picture.digest):
                     missing[picture.path] = str(error)
         _replace(self.output, self.text(missing))
-        if self.readme.exists():
-            _replace(self.readme, self._filled_readme())
+        old, new = self._readme()
+        if old != new:
+            _replace(self.readme, new)
         return [f"{path}: not drawn: {reason}" for path, reason in missing.items()]
 
     def stale(self) -> list[str]:
@@ -90,7 +92,8 @@ class Report:
             lines.append(f"{self.output} is missing")
         elif (there := self._read()) != (wanted := self.text({})):
             lines.append(f"{self.output} is stale: {_first_difference(there, wanted)}")
-        if self.readme.exists() and self.readme.read_text(encoding="utf-8") != self._filled_readme():
+        old, new = self._readme()
+        if old != new:
             lines.append(f"{self.readme} is stale: its marked parts")
         for picture in self.pictures:
             if not files.is_drawn_from(picture.path, picture.digest):
@@ -107,11 +110,17 @@ class Report:
             parts.append(_NOTHING_YET)
         parts.append(cost.section(self.known, self.machines))
         if self.machines:
+            parents = {variant.name: variant.parent for variant in self.known.values()}
             parts += [
-                method.section(self.machines, self._relative(self.results_dir)),
+                method.section(self.machines, self._relative(self.results_dir), parents, self.probes),
+                method.not_run_section(self.machines),
                 method.machines_section(self.machines),
             ]
         return "\n\n".join(part for part in parts if part) + "\n"
+
+    def _shown_in(self, name: str, each: Machine) -> Job:
+        """What a figure shows: probes are no methods to choose from, only their training is of interest."""
+        return each.main if name == "loss" else each.main.without(self.probes)
 
     def _context(self, each: Machine, missing: dict[Path, str]) -> machine.Context:
         pictures = dict.fromkeys(FIGURES, "")
@@ -121,7 +130,8 @@ class Report:
         rows = {entry.variant for entry in each.main.entries}
         methods = {variant.name for variant in self.known.values() if variant.kind == "method"}
         own = rows - set(self.known)
-        return machine.Context({v.name: v.parent for v in self.known.values()}, methods | own, pictures)
+        parents = {variant.name: variant.parent for variant in self.known.values()}
+        return machine.Context(parents, methods | own, self.probes, pictures)
 
     def _shown(self, picture: Picture, reason: str | None) -> str:
         """The picture, a click on which opens the sharper SVG; or why there is none."""
@@ -129,16 +139,24 @@ class Report:
         if reason:
             return f"*{escape(alt)}: no plot, {escape(reason)}*"
         png = self._relative(picture.path)
-        return link(image(alt, png), png.removesuffix("png") + "svg")
+        shown = link(image(alt, png), png.removesuffix("png") + "svg")
+        caption = loss.caption(picture.data) if picture.name == "loss" else ""
+        return f"{shown}\n\n{caption}" if caption else shown
 
     def _left_out(self) -> list[str]:
         if not self.problems:
             return []
         return ["Left out, as they are no whole records:\n\n" + bullets(map(escape, self.problems))]
 
-    def _filled_readme(self) -> str:
-        text = self.readme.read_text(encoding="utf-8")
-        return readme.filled(text, self.known, self.machines, self._relative(self.results_dir))
+    def _readme(self) -> tuple[str, str]:
+        """README.md beside the report as it is and as it should be: the same where no part of it is ours."""
+        try:
+            text = self.readme.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError):
+            return "", ""
+        if not readme.has_parts(text):
+            return text, text
+        return text, readme.filled(text, self.known, self.machines, self._relative(self.results_dir))
 
     def _relative(self, path: Path) -> str:
         return Path(os.path.relpath(path, self.output.parent)).as_posix()

@@ -2,7 +2,7 @@
 
 from bench.markdown import code, escape
 from bench.report.collect import Entry
-from bench.report.compare import Ratio
+from bench.report.compare import Ratio, incomparable
 
 NOTHING = "–"  # noqa: RUF001  the row's status says why
 _MIB = 2**20
@@ -68,6 +68,11 @@ def origin(entry: Entry) -> str:
     if not entry.raws:
         return "unavailable"
     return "emulated" if entry.emulated else "measured"
+
+
+def why_no_ratio(entry: Entry, reference: Entry | None) -> str:
+    """Why a row with numbers is not held against `single`."""
+    return "`single` did not finish" if reference is None else escape(incomparable(entry, reference))
 
 
 def threads(entry: Entry) -> str:

@@ -5,7 +5,7 @@ Two runs are in one table only when they are the same job: on the same machine, 
 
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -102,6 +102,10 @@ class Job:
         """`single`, against which all others are held, when it ran to its end."""
         return next((entry for entry in self.entries if entry.variant == "single" and entry.raws), None)
 
+    def without(self, variants: Collection[str]) -> "Job":
+        """This job but for the rows of these variants."""
+        return Job(self.config, [entry for entry in self.entries if entry.variant not in variants])
+
     @property
     def timed(self) -> list[Entry]:
         """The entries that have numbers."""
@@ -137,6 +141,8 @@ class _Header:
     interrupted: bool
     job: str
     key: tuple[str, int]
+    made_by: str
+    ran: bool
 
 
 def machines(results_dir: Path, order: Iterable[str]) -> tuple[list[Machine], list[str]]:
@@ -188,7 +194,19 @@ def _header(path: Path) -> _Header:
         interrupted=run.get("status") == "interrupted",
         job=json.dumps(job, sort_keys=True),
         key=(str(raw.get("variant")), raw.get("world_size") or run.get("asked_world_size") or 1),
+        made_by=_made_by(raw),
+        ran="environment" in raw,
     )
+
+
+def _made_by(raw: dict[str, Any]) -> str:
+    """What decides whether two commands measured the same: code, commit, computer and packages.
+
+    A run with changes that no commit holds is alike to none but those of its own command.
+    """
+    run, environment = raw["run"], raw.get("environment")
+    changed = run.get("command_id") if run.get("dirty") else None
+    return json.dumps([run.get("code"), run.get("commit"), changed, environment], sort_keys=True, default=str)
 
 
 def _without_arrays(text: bytes) -> bytes:
@@ -223,14 +241,32 @@ def _started(job: Job) -> str:
 
 
 def _newest(headers: list[_Header], problems: list[str]) -> list[Record]:
-    """The records of the newest command that was not broken off, else of the newest one."""
-    commands = list(dict.fromkeys(header.command for header in reversed(headers)))
+    """The records of one command: of those made like the newest, that with the most repeats.
+
+    Of equals it is the newest. A command that was broken off counts only where there is no other. So a single
+    run made later does not take the place of three repeats, unless code, commit or computer changed since.
+    """
+    commands: dict[str, list[_Header]] = {}
+    for header in reversed(headers):
+        commands.setdefault(header.command, []).append(header)
     broken_off = {header.command for header in headers if header.interrupted}
-    for command in sorted(commands, key=lambda command: command in broken_off):  # stable: newest first
+    whole = [command for command in commands if command not in broken_off] or list(commands)
+    newest = _how_made(commands[whole[0]])
+
+    def place(command: str) -> tuple[bool, bool, int]:
+        alike = _how_made(commands[command]) == newest
+        return command in broken_off, not alike, -len(commands[command]) if alike else 0
+
+    for command in sorted(commands, key=place):  # stable: newest first
         good = [_read(header.path, problems) for header in headers if header.command == command]
         if any(good):
             return sorted(filter(None, good), key=lambda record: record.run.get("repeat") or 0)
     return []
+
+
+def _how_made(headers: list[_Header]) -> set[str]:
+    """Of the runs that tell their environment, if any does: one that failed at once leaves none."""
+    return {each.made_by for each in headers if each.ran} or {each.made_by for each in headers}
 
 
 def _read(path: Path, problems: list[str]) -> Record | None:

@@ -1,11 +1,11 @@
-"""What each technique costs in lines of code and what it gained: every variant against its parent."""
+"""What each technique costs in lines of code and its speed-up: every variant against its parent."""
 
 from bench import diff
 from bench.markdown import code, details, escape, fence, html, table
 from bench.registry import Variant
 from bench.report import cells
 from bench.report.collect import Entry, Machine
-from bench.report.compare import ratio, verdict
+from bench.report.compare import incomparable, ratio, verdict
 from bench.report.machine import title
 
 
@@ -18,10 +18,10 @@ def section(known: dict[str, Variant], machines: list[Machine]) -> str:
         "Variant",
         "Parent",
         "Lines changed",
-        *(f"Gain on {escape(title(machine))}" for machine in machines),
+        *(f"Speed-up on {escape(title(machine))}" for machine in machines),
     ]
     rows = [
-        [code(v.name), code(v.parent), str(lines[v.name]), *(_gain(v, machine) for machine in machines)]
+        [code(v.name), code(v.parent), str(lines[v.name]), *(_speed_up(v, machine) for machine in machines)]
         for v in children
     ]
     parts = [
@@ -35,13 +35,13 @@ def section(known: dict[str, Variant], machines: list[Machine]) -> str:
     return "\n\n".join(parts)
 
 
-def _gain(variant: Variant, machine: Machine) -> str:
+def _speed_up(variant: Variant, machine: Machine) -> str:
     child, parent = _pair(variant, machine)
     if child is None or parent is None:
         return "not run here" if child is None else f"unavailable: {code(variant.parent)} has no numbers here"
     found = ratio(child, parent)
     if found is None:
-        return "unavailable: measured in another way"
+        return f"unavailable: {escape(incomparable(child, parent))}"
     mark = (
         f"; {'emulated' if child.emulated else 'a pass-through'}"
         if child.emulated or child.pass_through

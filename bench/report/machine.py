@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from bench import derive
 from bench.markdown import code, details, escape, fence, html, listing, table
-from bench.plots.memory import pss_mib
 from bench.report import cells
 from bench.report.advice import advice
 from bench.report.collect import Entry, Job, Machine
@@ -15,6 +15,7 @@ CLASSES = {
     "rounding": "the same precision, no further apart than the order of additions explains",
     "local batch norm": "each rank normalises by its own images, as DDP does with plain batch norm",
     "reduced precision": "computed in a narrower type than `single`",
+    "another training": "the technique changes the training on purpose, as its docstring says",
     "different": "none of these explains the difference",
     "undecided": "the twin that would tell rounding from a real difference did not finish",
     "not comparable": "there was nothing to compare with, or other steps",
@@ -27,6 +28,7 @@ class Context:
 
     parents: dict[str, str | None]
     methods: set[str]
+    probes: set[str]
     pictures: dict[str, str]
 
 
@@ -42,27 +44,28 @@ def title(machine: Machine) -> str:
 
 
 def section(machine: Machine, context: Context) -> str:
-    job = machine.main
+    whole = machine.main
+    job = whole.without(context.probes)  # of a probe only the training is of interest
     parts = [
         f"## {escape(title(machine))} ({code(machine.folder.name)})",
         "### Which method should I use here?",
         advice(job, context.parents, context.methods, title(machine)),
         "### Results",
-        *_caveats(job),
+        *_caveats(whole),
         _legend(job),
         speed_table(job),
         _emulated(job),
-        *_logs(job),
+        *_logs(whole),
         context.pictures["throughput"],
         context.pictures["steps"],
         "### Is it still the same training?",
-        training_table(job),
-        _classes(job),
+        training_table(whole),
+        _classes(whole),
         context.pictures["loss"],
         "### Memory",
         memory_table(job),
         context.pictures["memory"],
-        *_other_jobs(machine),
+        *_other_jobs(machine, context.probes),
     ]
     return "\n\n".join(part for part in parts if part)
 
@@ -72,7 +75,7 @@ def speed_table(job: Job) -> str:
         "Variant",
         "Status",
         "Origin",
-        "Ranks x threads",
+        "World size x threads",
         "Precision",
         "images/s",
         "least to most",
@@ -115,11 +118,11 @@ def _against(entry: Entry, reference: Entry | None) -> str:
     if not entry.raws:
         return cells.NOTHING
     if reference is None:
-        return "unavailable: `single` did not finish"
+        return f"unavailable: {cells.why_no_ratio(entry, reference)}"
     if entry is reference:
         return "reference"
     found = ratio(entry, reference)
-    return cells.factor(found) if found else "unavailable: measured in another way"
+    return cells.factor(found) if found else f"unavailable: {cells.why_no_ratio(entry, reference)}"
 
 
 def _own_one_rank(job: Job) -> dict[str, Entry]:
@@ -139,12 +142,12 @@ def training_table(job: Job) -> str:
     if not job.timed:
         return "Nothing ran to its end."
     header = ["Variant", "Final loss", "Test accuracy", "Loss parity", "largest difference", "tolerance"]
-    return table(header, [_training_row(entry) for entry in job.timed], "lrrlrr")
+    return table(header, [_training_row(entry, job.reference) for entry in job.timed], "lrrlrr")
 
 
-def _training_row(entry: Entry) -> list[str]:
-    row, parity = entry.row, entry.row.parity or {}
-    kind = escape(parity["class"]) if parity else "reference" if entry.variant == "single" else "not compared"
+def _training_row(entry: Entry, reference: Entry | None) -> list[str]:
+    row, parity = entry.row, {} if entry is reference else entry.row.parity or {}
+    kind = "reference" if entry is reference else escape(parity["class"]) if parity else "not compared"
     reason = f": {escape(parity['reason'])}" if parity.get("reason") else ""
     return [
         cells.name(entry),
@@ -163,7 +166,8 @@ def _classes(job: Job) -> str:
     seen = {(entry.row.parity or {}).get("class") for entry in job.timed}
     meanings = [f"*{kind}*: {meaning}" for kind, meaning in CLASSES.items() if kind in seen]
     return (
-        f"Loss parity holds the loss of every step against `single`. {'; '.join(meanings)}."
+        "Final loss and test accuracy are medians over the repeats. Loss parity holds the loss of every "
+        f"step against `single`; it is that of the worst repeat. {'; '.join(meanings)}."
         if meanings
         else ""
     )
@@ -174,13 +178,36 @@ def memory_table(job: Job) -> str:
     on_gpu = any(entry.row.peak_reserved_bytes is not None for entry in job.timed)
     header = ["Variant", "Peak RSS of the fullest rank, MiB", "PSS of all ranks at the end, MiB"]
     rows = [[cells.name(entry), _mib(entry.row.peak_rss_bytes), _pss(entry)] for entry in job.timed]
+    for title_of, key in _STATE.items():
+        held = [derive.per_rank(entry.raws, key) for entry in job.timed]
+        if any(held):
+            header.append(title_of)
+            for row, each in zip(rows, held, strict=True):
+                row.append(_kib(each))
     if on_gpu:
         header += ["Peak allocated, MiB", "Peak reserved, MiB"]
         for row, entry in zip(rows, job.timed, strict=True):
             row += [_mib(entry.row.peak_allocated_bytes), _mib(entry.row.peak_reserved_bytes)]
     missing = "" if on_gpu else "\n\nPeak allocated and reserved: unavailable: nothing ran on a GPU here."
     note = "\n\nRSS counts a page that ranks share in each of them, PSS only once: PSS adds up over ranks."
-    return table(header, rows, "lrrrr") + missing + note if rows else "Nothing ran to its end."
+    return (
+        table(header, rows, "l" + "r" * (len(header) - 1)) + missing + note
+        if rows
+        else "Nothing ran to its end."
+    )
+
+
+_STATE = {
+    "Weights per rank, KiB": "weight_bytes",
+    "Optimizer state per rank, KiB": "optimizer_bytes",
+}
+
+
+def _kib(ranks: list[float]) -> str:
+    """One value where all ranks hold as much, else each by rank."""
+    if not ranks:
+        return cells.NOTHING
+    return ", ".join(f"{value / 1024:,.0f}" for value in (ranks if len(set(ranks)) > 1 else ranks[:1]))
 
 
 def _mib(value: int | None) -> str:
@@ -188,7 +215,7 @@ def _mib(value: int | None) -> str:
 
 
 def _pss(entry: Entry) -> str:
-    value = pss_mib(entry)
+    value = derive.pss_mib(entry.raws)
     return "unavailable: not told here" if value is None else cells.whole(value)
 
 
@@ -199,8 +226,17 @@ def _legend(job: Job) -> str:
     middle = f"Medians of up to {cells.count(repeats, 'repeat')}" if repeats > 1 else "One repeat each"
     return (
         f"{middle}; images/s is of all ranks together; what stands in brackets after a ratio is the least "
-        "and the most that the repeats allow. All numbers of a row are of the origin it names."
+        "and the most that the repeats allow. All numbers of a row are of the origin it "
+        f"names.{_compiled(job)}"
     )
+
+
+def _compiled(job: Job) -> str:
+    """Seconds of torch.compile on the slowest rank, the most of the repeats."""
+    spent = {entry.label: max(derive.per_rank(entry.raws, "compile_s"), default=None) for entry in job.timed}
+    parts = [f"{code(label)} {value:.1f}" for label, value in spent.items() if value is not None]
+    what = "Seconds in torch.compile, the most of the repeats (few where its cache had the code)"
+    return f" {what}: {listing(parts)}." if parts else ""
 
 
 def _emulated(job: Job) -> str:
@@ -228,11 +264,18 @@ def _commit(entry: Entry) -> str:
 
 _ALIKE = {
     "Commit": _commit,
+    "Code of the core": lambda entry: entry.row.records[-1].run.get("code"),
     "torch": lambda entry: entry.last["environment"]["packages"].get("torch"),
     "Computer": lambda entry: entry.last["environment"].get("host"),
     "Device": lambda entry: entry.last.get("device"),
     "Timing": lambda entry: entry.last.get("timing_method"),
 }
+
+
+def _flag(key: str, value: object) -> str:
+    """How a job differs in one flag from the one above; None is a flag that was not given."""
+    flag = f"--{key.replace('_', '-')}"
+    return f"without {flag}" if value is None else f"{flag} {value}"
 
 
 def _logs(job: Job) -> list[str]:
@@ -246,13 +289,14 @@ def _logs(job: Job) -> list[str]:
     return folded
 
 
-def _other_jobs(machine: Machine) -> list[str]:
+def _other_jobs(machine: Machine, probes: set[str]) -> list[str]:
     """Runs with other flags, which are comparable among themselves only."""
     if not machine.jobs[1:]:
         return []
     folded = []
     for job in machine.jobs[1:]:
         changed = {key: value for key, value in job.config.items() if machine.main.config.get(key) != value}
-        flags = " ".join(f"--{key.replace('_', '-')} {value}" for key, value in sorted(changed.items()))
-        folded.append(details(f"<code>{html(flags or 'no flags recorded')}</code>", speed_table(job)))
+        flags = " ".join(_flag(key, value) for key, value in sorted(changed.items()))
+        table_of = speed_table(job.without(probes))
+        folded.append(details(f"<code>{html(flags or 'no flags recorded')}</code>", table_of))
     return ["### Other jobs here", "With other flags than above, so not to be compared with it.", *folded]

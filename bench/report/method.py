@@ -1,6 +1,6 @@
 """How the numbers were measured and what limits them, and the machines they come from."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 from urllib.parse import quote
 
@@ -9,7 +9,7 @@ from bench.markdown import bullets, code, details, escape, listing, table
 from bench.records import Record
 from bench.report import cells
 from bench.report.collect import Entry, Job, Machine
-from bench.report.compare import chance
+from bench.report.compare import by_chance, chance, comparisons
 from bench.report.machine import title
 
 _CLOCKS = {
@@ -18,17 +18,22 @@ _CLOCKS = {
 }
 
 
-def section(machines: list[Machine], base: str) -> str:
+def section(
+    machines: list[Machine], base: str, parents: dict[str, str | None], probes: Collection[str] = ()
+) -> str:
     """`base`: the path from the report to the folder of results."""
     parts = ["## How it was measured, and what limits it"]
     for machine in machines:
         if len(machines) > 1:
             parts.append(f"### {escape(title(machine))}: how")
-        parts += [bullets(_how(machine.main)), details("Every run, with its record", _runs(machine, base))]
+        parts += [
+            bullets(_how(machine.main, parents, probes)),
+            details("Every run, with its record", _runs(machine, base)),
+        ]
     return "\n\n".join(parts)
 
 
-def _how(job: Job) -> list[str]:
+def _how(job: Job, parents: dict[str, str | None], probes: Collection[str]) -> list[str]:
     timed = job.timed
     if not timed:
         return ["Nothing was measured: no run came to its end."]
@@ -44,9 +49,18 @@ def _how(job: Job) -> list[str]:
         _repeats(timed),
         _threads(timed),
         *_load(timed),
-        f"Flags of every run: {code(_flags(job.config))}",
+        f"Flags of every run: {code(_flags(job.config), longest=10_000)}",
+        _CHOICE,
     ]
-    return [*lines, *_limits(timed)]
+    return [*lines, *_limits(job, parents, probes)]
+
+
+_CHOICE = (
+    "Of the commands that ran a row with these flags, the report takes one: of those made with the same "
+    "code, commit, packages and computer as the newest, that with the most repeats, and of equals the "
+    "newest (a run with uncommitted changes equals no other). Times, final loss and test accuracy are "
+    "medians over its repeats, memory is the largest, loss parity the worst."
+)
 
 
 def _distinct(values: Iterable[Any]) -> list[str]:
@@ -56,12 +70,12 @@ def _distinct(values: Iterable[Any]) -> list[str]:
 def _repeats(timed: list[Entry]) -> str:
     records = [record for entry in timed for record in entry.row.records]
     counts = _distinct(len(entry.row.records) for entry in timed)
-    order = [record.variant for record in sorted(records, key=_when)]
-    again = any(order[at] == order[at + 1] for at in range(len(order) - 1))
     manner = (
         "interleaved, so that a drift of the machine meets all of them"
-        if _interleaved(order)
-        else ("the repeats of a variant one after the other" if again else "one after the other")
+        if _interleaved(records)
+        else "the repeats of a variant one after the other"
+        if max(len(entry.row.records) for entry in timed) > 1
+        else "one after the other"
     )
     return f"Repeats: {listing(counts, 'or')} of each variant, {manner}."
 
@@ -70,13 +84,19 @@ def _when(record: Record) -> tuple[str, int]:
     return str(record.run.get("launched_at") or ""), record.run.get("order") or 0
 
 
-def _interleaved(order: list[str]) -> bool:
-    """Whether other variants ran between the first and the last repeat of each that has several."""
-    spans = [
-        (order.index(name), len(order) - order[::-1].index(name), order.count(name)) for name in set(order)
-    ]
-    several = [(last - first, count) for first, last, count in spans if count > 1]
-    return bool(several) and all(span > count for span, count in several)
+def _interleaved(records: list[Record]) -> bool:
+    """Whether each command with repeats ran them in rounds: A B C, then C B A, ..."""
+    commands: dict[str, list[Record]] = {}
+    for record in sorted(records, key=_when):
+        commands.setdefault(str(record.run.get("command_id")), []).append(record)
+    several = False
+    for made in commands.values():
+        rounds = [record.run.get("repeat") or 0 for record in made]
+        if len(set(rounds)) > 1:
+            several = True
+            if rounds != sorted(rounds) or len({record.variant for record in made}) == 1:
+                return False
+    return several
 
 
 def _threads(timed: list[Entry]) -> str:
@@ -105,15 +125,20 @@ def _flags(config: dict[str, Any]) -> str:
     return " ".join(f"--{key.replace('_', '-')} {value}" for key, value in given.items())
 
 
-def _limits(timed: list[Entry]) -> list[str]:
-    counts = [len(entry.rates) for entry in timed]
+def _limits(job: Job, parents: dict[str, str | None], probes: Collection[str]) -> list[str]:
+    timed = job.timed
+    pairs = comparisons(job.without(probes), parents)
+    counts = sorted({len(entry.rates) for pair in pairs for entry in pair})
     lines = []
-    if min(counts) > 1:
+    if pairs:
         lines.append(
             "Two rows count as different when the ranges of their repeats do not overlap. With "
             f"{listing(_distinct(counts), 'or')} repeats each, two equal rows do so by chance in about "
-            f"{max(chance(n, n) for n in counts):.0%} of comparisons, and how far two runs of the very "
-            "same thing lie apart on another day was not measured."
+            f"{chance(counts[0], counts[0]):.0%} of comparisons. Here "
+            f"{cells.count(len(pairs), 'comparison')} were made (each row against `single` and against "
+            "its parent, the fastest against the others): were all rows equally fast, about "
+            f"{by_chance(pairs):.1f} of them would say `different` by chance. How far two runs of the "
+            "very same thing lie apart on another day was not measured."
         )
     if any(record.run.get("dirty") for entry in timed for record in entry.row.records):
         lines.append("Some runs were made with changes that no commit holds: marked below.")
@@ -194,3 +219,19 @@ def machines_section(machines: list[Machine]) -> str:
     heading = "## The machine" if len(machines) == 1 else "## The machines"
     note = "Computer is a digest of its name, which tells machines apart without giving the name away."
     return f"{heading}\n\n{table(header, rows)}\n\n{note}" if known else ""
+
+
+def not_run_section(machines: list[Machine]) -> str:
+    """What has no number in this report, and why: rows that failed, and the devices no machine here has."""
+    lines = [
+        f"{cells.name(entry)} on {escape(title(machine))}: {escape(entry.failure)}."
+        for machine in machines
+        for entry in machine.main.entries
+        if not entry.raws
+    ]
+    timed = [entry for machine in machines for job in machine.jobs for entry in job.timed]
+    if not any(str(entry.row.device).startswith("cuda") for entry in timed):
+        lines.append(
+            "GPUs: unavailable: no machine with a GPU has results here (`make gpu-check` makes them)."
+        )
+    return f"## What did not run here\n\n{bullets(lines)}" if lines else ""

@@ -7,7 +7,7 @@ import numpy as np
 
 from bench import diff
 from bench.derive import loss_curve
-from bench.markdown import code, escape, table
+from bench.markdown import code, escape, image, table
 from bench.registry import Variant
 from bench.report import cells
 from bench.report.collect import Entry, Machine
@@ -34,6 +34,13 @@ def filled(text: str, known: dict[str, Variant], machines: list[Machine], base: 
     return text
 
 
+def has_parts(text: str) -> bool:
+    """Whether there is anything in a README for this module to make."""
+    return any(
+        re.search(_PART.format(name=name), text, re.DOTALL) for name in ("picture", "variants", "apex")
+    )
+
+
 def _first(machines: list[Machine]) -> Machine | None:
     """The machine that the README shows: that with the most variants measured."""
     return max(machines, key=lambda machine: len(machine.main.timed), default=None)
@@ -44,7 +51,7 @@ def _picture(machines: list[Machine], base: str) -> str:
     if machine is None:
         return "*(no results yet)*\n"
     figure = Path(base, machine.folder.name, "figures", "throughput.png").as_posix()
-    return f"![Throughput of each variant on {escape(title(machine))}]({figure})\n"
+    return f"{image(f'Throughput of each variant on {title(machine)}', figure)}\n"
 
 
 def _apex(machine: Machine | None) -> str:
@@ -53,15 +60,18 @@ def _apex(machine: Machine | None) -> str:
     if not all(entry and entry.raws for entry in entries):
         return "*(not measured side by side yet)*\n"
     apex, native = (entry.last for entry in entries)
+    if apex["steps"] != native["steps"]:
+        return f"*(not comparable yet: they ran for {apex['steps']} and {native['steps']} steps)*\n"
     apart = np.abs(loss_curve(apex) - loss_curve(native)).max()
     accuracies = [f"{raw['epochs'][-1]['test_accuracy']:.2%}" for raw in (apex, native)]
-    ran = apex["apex"]["name"]
-    level, steps = apex["config"]["opt_level"], apex["steps"]
+    ran = (apex.get("apex") or {}).get("name") or "apex"
+    level, steps = apex["config"].get("opt_level"), apex["steps"]
+    which = f"{ran} at {level}" if level else ran
     dtypes = f"{apex['precision']['compute']} and {native['precision']['compute']}"
     return (
-        f"Side by side on {escape(title(machine))} ({escape(ran)} at {level} and torch.amp, {dtypes}): "
-        f"over {steps} steps the two losses are never further apart than {apart:.2g}, and test accuracy "
-        f"is {accuracies[0]} and {accuracies[1]}.\n"
+        f"Side by side on {escape(title(machine))} ({escape(which)} and torch.amp, {dtypes}): over "
+        f"{steps} steps the two losses are never further apart than {apart:.2g}, and test accuracy is "
+        f"{accuracies[0]} and {accuracies[1]}.\n"
     )
 
 
@@ -88,10 +98,17 @@ def _row(variant: Variant, known: dict[str, Variant], machine: Machine | None) -
     if not entry.raws:
         return [*head, cells.NOTHING, cells.NOTHING, cells.status(entry)]
     reference = machine.main.reference
-    found = ratio(entry, reference) if reference and entry is not reference else None
     mark = " (emulated)" if entry.emulated else " (pass-through)" if entry.pass_through else ""
-    kind = (entry.row.parity or {}).get("class") or "reference"
-    return [*head, f"{cells.whole(entry.row.images_per_s)}{mark}", str(found or "1"), escape(kind)]
+    kind = "reference" if entry is reference else (entry.row.parity or {}).get("class") or "not compared"
+    rate = f"{cells.whole(entry.row.images_per_s)}{mark}"
+    return [*head, rate, _against(entry, reference), escape(kind)]
+
+
+def _against(entry: Entry, reference: Entry | None) -> str:
+    if entry is reference:
+        return "1"
+    found = ratio(entry, reference) if reference else None
+    return str(found) if found else f"unavailable: {cells.why_no_ratio(entry, reference)}"
 
 
 def _entry(machine: Machine | None, name: str) -> Entry | None:
