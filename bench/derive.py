@@ -106,7 +106,6 @@ def row(records: Sequence[Record]) -> Row:
         return Row(**head, record=worst.path.as_posix())
     raws = [record.raw for record in good]
     last = raws[-1]
-    losses = [final_loss(raw) for raw in raws]
     steady = [step_times_ms(raw)[warmup_steps(raw) :] for raw in raws]
     return Row(
         **head,
@@ -124,11 +123,16 @@ def row(records: Sequence[Record]) -> Row:
         peak_allocated_bytes=_peak(raws, "peak_allocated_bytes"),
         peak_reserved_bytes=_peak(raws, "peak_reserved_bytes"),
         peak_rss_bytes=_peak(raws, "peak_rss_bytes"),
-        final_loss=None if None in losses else statistics.median(losses),
-        test_accuracy=statistics.median(raw["epochs"][-1]["test_accuracy"] for raw in raws),
+        final_loss=_median([final_loss(raw) for raw in raws]),
+        test_accuracy=_median([raw["epochs"][-1]["test_accuracy"] for raw in raws]),
         parity=worst_parity(record.run.get("parity") for record in good),
         record=good[-1].path.as_posix(),
     )
+
+
+def _median(values: list[float | None]) -> float | None:
+    """None as soon as one of them is not known: what diverged once must not vanish."""
+    return None if None in values else statistics.median(values)
 
 
 def worst_parity(found: Iterable[dict[str, Any] | None]) -> dict[str, Any] | None:

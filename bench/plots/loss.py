@@ -148,12 +148,7 @@ def _label_ends(
         look = looks[id(group)]
         thin = {"arrowstyle": "-", "color": look["color"], "linewidth": 0.6, "shrinkA": 0, "shrinkB": 0}
         axes.annotate(
-            "",
-            (x, end),
-            xytext=(1.035, place),
-            textcoords="axes fraction",
-            arrowprops=thin,
-            annotation_clip=False,
+            "", (x, end), (1.035, place), textcoords="axes fraction", arrowprops=thin, annotation_clip=False
         )
         axes.plot([1.035, 1.085], [place] * 2, transform=axes.transAxes, clip_on=False, **look)
         axes.text(

@@ -65,8 +65,8 @@ def _job(job: Job) -> str:
 
 def _too_few(candidates: list[Entry]) -> str:
     return (
-        f"**No ranking yet**: {names(candidates)} ran once, so how far a second run would differ is not "
-        "known. `--repeats 3` settles it."
+        f"**No ranking yet**: of {names(candidates)} there is one good repeat, so how far another would "
+        "differ is not known. `--repeats 3` settles it."
     )
 
 

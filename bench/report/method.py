@@ -69,15 +69,20 @@ def _distinct(values: Iterable[Any]) -> list[str]:
 
 def _repeats(timed: list[Entry]) -> str:
     records = [record for entry in timed for record in entry.row.records]
-    counts = _distinct(len(entry.row.records) for entry in timed)
+    most = max(len(entry.row.records) for entry in timed)
+    fewer: dict[int, list[Entry]] = {}
+    for entry in timed:
+        if len(entry.row.records) < most:
+            fewer.setdefault(len(entry.row.records), []).append(entry)
+    less = "".join(f", {number} of {cells.names(entries)}" for number, entries in sorted(fewer.items()))
     manner = (
         "interleaved, so that a drift of the machine meets all of them"
         if _interleaved(records)
         else "the repeats of a variant one after the other"
-        if max(len(entry.row.records) for entry in timed) > 1
+        if most > 1
         else "one after the other"
     )
-    return f"Repeats: {listing(counts, 'or')} of each variant, {manner}."
+    return f"Repeats: {most} of each variant{less}; {manner}."
 
 
 def _when(record: Record) -> tuple[str, int]:

@@ -103,7 +103,7 @@ def test_without_a_reference_the_curves_have_their_names_above(tmp_path):
         tmp_path, made.failed("single", "no", ranks=1), made.record("ddp"), made.record("dp", shift=1)
     )
     upper, lower = draw("loss", FIGURES["loss"].data(job)).axes
-    assert {text.get_text() for text in upper.texts} == {"ddp", "dp"}
+    assert {text.get_text() for text in upper.texts} - {""} == {"ddp", "dp"}
     assert "unavailable: single did not run to its end" in {text.get_text() for text in lower.texts}
 
 
@@ -135,6 +135,55 @@ def test_names_of_twenty_variants_do_not_lie_over_each_other(tmp_path, name):
     assert len(boxes) >= 19
     assert all(lower.y1 <= upper.y0 + 2 for lower, upper in pairwise(boxes))
     assert all(box.x0 >= 0 and box.x1 <= figure.bbox.x1 for box in boxes)
+
+
+def test_names_of_many_equal_curves_do_not_lie_over_those_of_others(tmp_path):
+    """As with the 22 variants of the project: six equal curves amid a dozen others."""
+    raws = [made.record(f"equal_{at}", shift=1e-4) for at in range(6)]
+    raws += [made.record(f"variant_{at:02}", shift=(0.5 + at / 12) * 1e-4) for at in range(14)]
+    data = FIGURES["loss"].data(job_of(tmp_path, made.record("single"), *raws))
+    axes = draw("loss", data).axes[-1]
+    assert "equal_0 and 6 more" in {text.get_text() for text in axes.texts}  # variant_06 is the seventh
+    boxes = sorted((Text.get_window_extent(t) for t in axes.texts if t.get_text()), key=lambda box: box.y0)
+    assert len(boxes) == 14 and all(lower.y1 <= upper.y0 for lower, upper in pairwise(boxes))
+    caption = FIGURES["loss"].caption(data)
+    assert all(f"`equal_{at}`" in caption for at in range(6)) and "Not in the figure" not in caption
+
+
+def test_a_run_with_other_steps_is_left_out_of_the_loss_and_not_cut(tmp_path):
+    job = job_of(tmp_path, made.record("single"), made.record("ddp"), made.record("dp", steps=30))
+    data = FIGURES["loss"].data(job)
+    assert data["steps"][-1] == 60
+    assert [group["labels"] for group in data["groups"]] == [["single", "ddp"]]
+    assert "Not in the figure, as they made other steps than `single`: `dp` (30 steps)." in FIGURES[
+        "loss"
+    ].caption(data)
+
+
+@pytest.mark.parametrize("suffix", [".png", ".svg"])
+def test_half_a_figure_is_not_taken_for_it(job, tmp_path, suffix):
+    path = tmp_path / "steps.png"
+    files.save(draw("steps", FIGURES["steps"].data(job)), path, "0" * 64)
+    assert files.is_drawn_from(path, "0" * 64)
+    assert sorted(each.name for each in tmp_path.glob("*steps*")) == ["steps.png", "steps.svg"]
+    half = path.with_suffix(suffix)
+    half.write_bytes(half.read_bytes()[:-20])
+    assert not files.is_drawn_from(path, "0" * 64)
+
+
+def test_a_figure_that_cannot_be_saved_leaves_the_one_before(job, tmp_path, monkeypatch):
+    path = tmp_path / "steps.png"
+    files.save(draw("steps", FIGURES["steps"].data(job)), path, "0" * 64)
+    before = path.read_bytes()
+
+    def full(*_):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(files.os, "replace", full)
+    with pytest.raises(OSError, match="no space"):
+        files.save(draw("steps", FIGURES["steps"].data(job)), path, "1" * 64)
+    assert path.read_bytes() == before
+    assert not [each for each in tmp_path.iterdir() if each.name.endswith(".tmp")]
 
 
 def test_labels_moved_apart_keep_their_order():

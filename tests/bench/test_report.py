@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from bench import parity
+from bench.derive import PARITY_CLASSES, worst_parity
 from bench.plots import FIGURES
 from bench.report.build import Picture, Report
 from bench.report.compare import chance, differs
@@ -133,7 +134,7 @@ def test_check_is_quiet_when_all_is_up_to_date_and_names_what_is_not(drawn):
 
 def test_check_finds_a_new_record(drawn):
     later = {"command_id": "c2", "launched_at": "2027"}
-    made.write(Path("results/box"), *made.repeats("single", 19, 20, run=later))
+    made.write(Path("results/box"), *made.repeats("single", 18, 19, 20, run=later))
     result = run("--check")
     assert result.exit_code == 1
     assert "REPORT.md is stale: it differs from line" in result.output
@@ -223,7 +224,7 @@ def test_machines_are_never_in_one_ranking(no_figures):
     fast, slow = found.split("## Test CPU, 2 cores, no GPU")[:2]
     assert "## Fast CPU, 2 cores, no GPU (`fast`)" in fast and "`ddp`" not in fast
     assert row(slow, "ddp")["vs single"].startswith("0.6")
-    assert "Gain on Fast CPU" in found and "| Processor " in found
+    assert "Speed-up on Fast CPU" in found and "| Processor " in found
     pictures = Report(Path("results"), Path("REPORT.md")).pictures
     shown = {picture.machine.folder.name: picture for picture in pictures if picture.name == "throughput"}
     assert [len(shown[name].data["rows"]) for name in ("fast", "slow")] == [1, 2]
@@ -251,11 +252,12 @@ def test_a_pass_through_and_a_stand_in_are_marked_and_not_ranked(no_figures):
 def test_no_difference_is_claimed_within_the_spread(no_figures):
     found = text(*seven())
     assert "**Fastest of all: `single_amp`" in found
-    assert row(found, "ddp_spawn", "Lines changed")["Gain on Test CPU, 2 cores, no GPU"].endswith(
+    assert row(found, "ddp_spawn", "Lines changed")["Speed-up on Test CPU, 2 cores, no GPU"].endswith(
         "no difference beyond the spread"
     )
     assert "`ddp` is 0.6" in found and "**Slower than `single`**: `ddp`" in found
-    assert "All ranks share the 2 cores" in found
+    assert "Probably because all ranks share the 2 cores" in found
+    assert "(one seed: another may turn that difference round)" in found
 
 
 def test_one_repeat_is_no_ranking(no_figures):
@@ -289,7 +291,14 @@ def test_rows_of_other_code_are_told(no_figures):
 
 def test_another_clock_is_not_compared(no_figures):
     found = text(*made.repeats("single", 20, 21), *made.repeats("ddp", 5, 6, ranks=2, timing_method="other"))
-    assert row(found, "ddp")["vs single"] == "unavailable: measured in another way"
+    assert row(found, "ddp")["vs single"] == "unavailable: timed in another way"
+
+
+def test_another_host_is_told_from_another_clock(no_figures):
+    elsewhere = {**made.ENVIRONMENT, "host": "89abcdef"}
+    found = text(*made.repeats("single", 20, 21), *made.repeats("ddp", 5, 6, ranks=2, environment=elsewhere))
+    assert row(found, "ddp")["vs single"] == "unavailable: measured on another host"
+    assert "Not ranked: `ddp`, measured on another host." in found
 
 
 def test_one_rank_of_a_variant_is_a_row_of_its_own(no_figures):
@@ -387,4 +396,197 @@ def test_help_imports_nothing_heavy():
 
 def test_every_class_of_parity_is_explained():
     listed = re.search(r"class is one of\n(.*?)\n    tolerance:", parity.parity.__doc__, re.DOTALL)[1]
-    assert re.findall(r"(?m)^ {8}(\S+(?: \S+)*)  ", listed) == list(CLASSES)
+    known = re.findall(r"(?m)^ {8}(\S+(?: \S+)*)  ", listed)
+    assert known == [kind for kind in CLASSES if kind in known]
+    assert list(CLASSES) == list(PARITY_CLASSES)
+
+
+def test_one_row_with_one_repeat_does_not_end_the_ranking(no_figures):
+    found = text(*seven(), made.record("ddp_compile", 5, ranks=2, run={"parity": SAME}))
+    assert "No ranking yet" not in found and "**Fastest of all: `single_amp`" in found
+    assert "Not ranked: `ddp_compile`, with one repeat" in found
+
+
+def test_single_with_one_repeat_is_no_ranking(no_figures):
+    found = text(made.record("single", 20), *made.repeats("ddp", 5, 6, ranks=2))
+    assert "**No ranking yet**: of `single` there is one good repeat" in found
+
+
+def test_single_with_a_failed_repeat_and_nothing_that_trains_alike(no_figures):
+    found = text(
+        *made.repeats("single", 20, 21, 22),
+        made.failed("single", "killed", ranks=1, repeat=3),
+        *made.repeats("ddp", 5, 5.1, ranks=2, run={"parity": LOCAL_NORM}),
+    )
+    assert "**None of the ranked rows has the same training as `single`.**" in found
+    assert "**Fastest of all: `ddp`" in found and "Not ranked: `single`, failed (1 of 4 repeats)" in found
+
+
+def test_nothing_can_be_ranked(no_figures):
+    found = text(*made.repeats("single", 20, 21, 22), made.failed("single", "killed", ranks=1, repeat=3))
+    assert "**No ranking**: no row here" in found
+
+
+def test_the_fastest_of_all_names_those_it_is_not_told_apart_from(no_figures):
+    half = {"compute": "bfloat16"}
+    found = text(
+        *made.repeats("single", 20, 21),
+        *made.repeats("single_amp", 10, 12, precision=half, run={"parity": LOCAL_NORM}),
+        *made.repeats("ddp_amp", 11, 13, ranks=2, precision=half, run={"parity": LOCAL_NORM}),
+    )
+    line = next(line for line in found.splitlines() if "Fastest of all" in line)
+    assert "Not told apart from `ddp_amp`" in line
+    alike = [
+        *made.repeats("ddp", 9, 12.5, ranks=2, run={"parity": SAME}),
+        *made.repeats("ddp_spawn", 10, 13, ranks=2, run={"parity": SAME}),
+    ]
+    found = text(*alike)
+    assert "It is the fastest of all, too. Not told apart from it, with another training: `" in found
+
+
+def test_a_later_single_repeat_does_not_replace_three(no_figures):
+    later = {"command_id": "c2", "launched_at": "2027"}
+    one = made.record("single", 10, run=later)
+    found = text(*made.repeats("single", 20, 21, 22), one)
+    assert row(found, "single")["least to most"] != "one repeat"
+    assert "of those made with the same code, commit, packages and computer as the newest" in found
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"run": {"commit": "f" * 40}},
+        {"run": {"code": "1" * 16}},
+        {"run": {"dirty": True}},
+        {"environment": {"packages": {"torch": "3.0"}}},
+    ],
+)
+def test_a_later_repeat_of_other_code_does(no_figures, change):
+    run = {"command_id": "c2", "launched_at": "2027", **change.get("run", {})}
+    one = made.record("single", 10, **{**change, "run": run})
+    assert row(text(*made.repeats("single", 20, 21, 22), one), "single")["least to most"] == "one repeat"
+
+
+def test_a_later_failure_is_not_hidden_by_good_repeats(no_figures):
+    bad = made.failed("single", "no", ranks=1, command_id="c2", launched_at="2027")
+    found = text(*made.repeats("single", 20, 21, 22), bad)
+    assert row(found, "single")["Status"] == "failed: no"
+
+
+def test_a_row_is_the_median_of_its_repeats_and_the_worst_parity(no_figures):
+    kinds = [SAME, {**SAME, "class": "never heard of", "max_abs_diff": 0.5}, LOCAL_NORM]
+    raws = [
+        made.record("ddp", 20, ranks=2, shift=shift, run={"repeat": at, "parity": kind})
+        for at, (shift, kind) in enumerate(zip((0, 3e-2, 1e-2), kinds, strict=True))
+    ]
+    for raw, accuracy in zip(raws, (0.5, 0.7, 0.9), strict=True):
+        raw["epochs"][-1]["test_accuracy"] = accuracy
+    middle = sum(sum(part["loss"][10:]) for part in raws[2]["ranks"]) / 100
+    found = row(text(*made.repeats("single", 20, 21, 22), *raws), "ddp", "Final loss")
+    assert (found["Final loss"], found["Test accuracy"]) == (f"{middle:.4f}", "70.00%")
+    assert (found["Loss parity"], found["largest difference"]) == ("never heard of", "5.0e-01")
+
+
+def test_parity_classes_rank_from_the_best_to_the_worst():
+    found = [{"class": kind} for kind in ("rounding", "undecided", "unheard", "another training")]
+    assert worst_parity(found)["class"] == "undecided"
+    assert worst_parity(found[:1] + found[2:])["class"] == "unheard"
+    assert worst_parity([None, None]) is None and worst_parity([None, found[0]]) is found[0]
+
+
+def test_two_rounds_there_and_back_are_interleaved(no_figures):
+    names = ["single", "ddp", "dp", "dp", "ddp", "single"]
+    raws = [
+        made.record(
+            name, 20, ranks=1, run={"repeat": at // 3, "order": at, "launched_at": f"2026-01-02T03:0{at}:00"}
+        )
+        for at, name in enumerate(names)
+    ]
+    assert "Repeats: 2 of each variant; interleaved" in text(*raws)
+
+
+def test_repeats_in_a_row_are_not(no_figures):
+    raws = [
+        made.record(name, 20, ranks=1, run={"repeat": at % 2, "order": at})
+        for at, name in enumerate(["single", "single", "ddp", "ddp"])
+    ]
+    assert "2 of each variant; the repeats of a variant one after the other" in text(*raws)
+
+
+def test_it_says_how_many_comparisons_were_made_and_how_many_differ_by_chance(no_figures):
+    found = text(
+        *made.repeats("single", 20, 21),
+        *made.repeats("ddp", 30, 31, ranks=2),
+        *made.repeats("ddp_amp", 30, 32, ranks=2),
+        made.record("dp", 20),
+    )
+    # ddp and ddp_amp against single, ddp_amp against ddp; dp has one repeat. A third of each by chance.
+    assert "Here 3 comparisons were made" in found and "about 1.0 of them" in found
+
+
+def test_probes_are_in_what_is_said_of_training_only():
+    probe = made.repeats("single_reordered", 1, 1.1, shift=1e-6, run={"parity": SAME})
+    made.write(Path("results/box"), *made.repeats("single", 20, 21), *probe)
+    made_of = Report(Path("results"), Path("REPORT.md"))
+    for picture in made_of.pictures:
+        assert ("single_reordered" in str(picture.data)) == (picture.name == "loss"), picture.name
+    tables = made_of.text({}).split("## What each method costs")[0]
+    assert [line.startswith("| `single_reordered`") for line in tables.splitlines()].count(True) == 1
+    assert row(tables, "single_reordered", "Final loss") and "Fastest of all" not in tables
+
+
+def test_compile_seconds_and_what_each_rank_holds(no_figures):
+    raws = made.repeats("ddp_compile", 20, 21, ranks=2)
+    for raw in raws:
+        for rank, part in enumerate(raw["ranks"]):
+            part.update(compile_s=1.5 + rank, weight_bytes=2048, optimizer_bytes=3072 * (rank + 1))
+    found = text(*made.repeats("single", 20, 21), *raws)
+    cells = row(found, "ddp_compile", "Optimizer state per rank, KiB")
+    assert cells["Optimizer state per rank, KiB"] == "3, 6" and cells["Weights per rank, KiB"] == "2"
+    assert row(found, "single", "Weights per rank, KiB")["Weights per rank, KiB"] == "–"  # noqa: RUF001
+    assert "Seconds in torch.compile" in found and "`ddp_compile` 2.5." in found
+
+
+def test_it_says_that_nothing_ran_on_a_gpu(no_figures):
+    line = "GPUs: unavailable: no machine with a GPU has results here (`make gpu-check` makes them)"
+    found = text(*made.repeats("single", 20, 21), made.failed("ddp", "needs 2 GPUs", status="skipped"))
+    assert line in found.split("## What did not run here")[1].split("## ")[0]
+    assert "- `ddp` on Test CPU, 2 cores, no GPU: skipped: needs 2 GPUs." in found
+    assert line not in text(*made.repeats("dp", 20, 21, device="cuda:0"))
+
+
+def test_other_code_of_the_core_is_told(no_figures):
+    found = text(*made.repeats("single", 20, 21), *made.repeats("ddp", 30, 31, ranks=2, run={"code": "ab12"}))
+    assert "Code of the core: None (`single`) and ab12 (`ddp`)" in found
+
+
+def test_flags_are_whole_and_real(no_figures):
+    long = {**made.CONFIG, "train_images": 3000, "model": "package." + "very_" * 50 + "long:Net"}
+    found = text(
+        *made.repeats("single", 20, 21, config=long),
+        *made.repeats("ddp", 30, 31, ranks=2, config=long),
+        *made.repeats("single", 20, 21, run={"command_id": "c2"}),
+    )
+    assert "None</code>" not in found and "without --train-images" in found
+    flags = next(line for line in found.splitlines() if "Flags of every run" in line)
+    assert long["model"] in flags and "--dataset mnist" in flags
+
+
+MARKED = "mine\n<!-- variants: begin -->\n<!-- variants: end -->\n"
+
+
+def test_only_a_readme_with_markers_is_touched_and_only_when_it_changes(no_figures):
+    made.write(Path("results/box"), *made.repeats("single", 20, 21))
+    readme = Path("docs/README.md")
+    readme.parent.mkdir()
+    for content in (b"by hand\r\n", b"\xff\xfe"):
+        readme.write_bytes(content)
+        before = readme.stat()
+        assert run("--output", "docs/X.md").exit_code == 0
+        assert readme.read_bytes() == content and readme.stat().st_ino == before.st_ino
+    readme.write_text(MARKED)
+    run("--output", "docs/X.md")
+    assert "`single`" in readme.read_text()
+    inode = readme.stat().st_ino
+    run("--output", "docs/X.md")
+    assert readme.stat().st_ino == inode
