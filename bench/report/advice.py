@@ -65,7 +65,7 @@ def _job(job: Job) -> str:
 
 def _too_few(candidates: list[Entry]) -> str:
     return (
-        f"**No ranking yet**: of {names(candidates)} there is one good repeat, so how far another would "
+        f"**No ranking yet**: one good repeat of {names(candidates)} is all there is, so how far another would "
         "differ is not known. `--repeats 3` settles it."
     )
 

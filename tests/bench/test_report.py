@@ -409,7 +409,7 @@ def test_one_row_with_one_repeat_does_not_end_the_ranking(no_figures):
 
 def test_single_with_one_repeat_is_no_ranking(no_figures):
     found = text(made.record("single", 20), *made.repeats("ddp", 5, 6, ranks=2))
-    assert "**No ranking yet**: of `single` there is one good repeat" in found
+    assert "**No ranking yet**: one good repeat of `single` is all" in found
 
 
 def test_single_with_a_failed_repeat_and_nothing_that_trains_alike(no_figures):
