@@ -23,12 +23,12 @@ def rounding_tolerance(reference: dict[str, Any], twin: dict[str, Any]) -> np.nd
     """How far a loss may lie from the reference at each step when only the order of additions differs.
 
     Measured, not guessed: `twin` is the same training with each batch in reverse order and through other
-    kernels, so all that parts it from the reference is rounding and what training makes of it, which grows from step to step at a rate that
-    depends on network, data and learning rate. Allowed is ten times the largest distance the twin has had by
-    then (a tenfold seed of the same growth), where "then" is ten steps or a tenth later: the drift jumps when
-    a ReLU or a maximum tips over, and not in the same step. The drift saturates, so it is at most three times
-    the twin's largest distance of the whole run; and it is at least ten times eight units in the last place
-    of the loss. float64 (steps,).
+    kernels, so all that parts it from the reference is rounding and what training makes of it, which grows
+    from step to step at a rate that depends on network, data and learning rate. Allowed is ten times the
+    largest distance the twin has had by then (a tenfold seed of the same growth), where "then" is ten steps
+    or a tenth later: the drift jumps when a ReLU or a maximum tips over, and not in the same step. The
+    drift saturates, so it is at most three times the twin's largest distance of the whole run; and it is at
+    least ten times eight units in the last place of the loss. float64 (steps,).
     """
     curve = loss_curve(reference)
     largest = np.maximum.accumulate(np.abs(loss_curve(twin) - curve))
@@ -88,8 +88,8 @@ def parity(
         identical           no step differs in one bit
         exact               float64, within 1e-9 at every step
         rounding            the same precision, within `rounding_tolerance` at every step
-        local batch norm    each rank normalises by its own images: the run is plain `ddp`, or as near to a run
-                            of it on as many ranks (`local`) as rounding explains
+        local batch norm    each rank normalises by its own images: plain `ddp`, or as near to a run of it
+                            on as many ranks (`local`) as rounding explains
         reduced precision   computed in a narrower dtype than the reference
         different           none of these explains it
         undecided           the twin that would tell rounding from these was stopped, or failed
@@ -140,7 +140,7 @@ def parity(
 
 
 def _normalises_apart(raw: dict[str, Any]) -> bool:
-    """Whether parts of the global batch were normalised by their own statistics, as the model itself tells."""
+    """Whether parts of the global batch were normalised by their own statistics, as the model tells."""
     parts = raw["world_size"] * raw.get("replicas", 1)
     return parts > 1 and bool(_LOCAL_NORMS.intersection(raw.get("batch_norms") or []))
 

@@ -1,7 +1,7 @@
 """Runs variants and functions on several ranks, fast enough to do it in many tests.
 
 Ranks are forked from a server process that has torch imported already, so one starts in a tenth of a second
-rather than in several. That a variant also starts by its real command is tested apart (test_commands.py).
+rather than in several. That variants also start by their real commands is tested apart: test_commands.py.
 """
 
 import json

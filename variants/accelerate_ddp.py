@@ -3,6 +3,7 @@
     torchrun --standalone --nproc-per-node 2 variants/accelerate_ddp.py
 
 Parent: single
+Differs: local batch norm sees other shares of each batch
 
 Underneath it is DDP. `accelerate launch --cpu --num_processes 2` starts a single process without a word,
 hence torchrun. split_batches keeps the global batch: else every rank takes whole batches of its own. A rank's

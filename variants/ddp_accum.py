@@ -3,6 +3,7 @@
     torchrun --standalone --nproc-per-node 2 variants/ddp_accum.py
 
 Parent: ddp
+Differs: batch norm sees micro-batches
 
 For batches that do not fit into memory: activations of one micro-batch at a time are kept, and the steps are
 those of ddp. As each batch of ddp is cut up, no window is left over at the end of an epoch. Batch norm alone

@@ -3,6 +3,7 @@
     torchrun --standalone --nproc-per-node 2 variants/ddp_compress.py
 
 Parent: ddp
+Differs: gradients are rounded to bfloat16
 
 The gradients are rounded to 8 bits of precision and also added up so: another training, by a little. It pays
 where the network is the bottleneck. bfloat16 keeps the range of float32, so nothing overflows, and both nccl

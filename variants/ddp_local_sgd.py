@@ -3,6 +3,7 @@
     torchrun --standalone --nproc-per-node 2 variants/ddp_local_sgd.py
 
 Parent: ddp
+Differs: between averages each rank trains alone
 
 It talks once in PERIOD steps rather than in each. Between two averages the ranks have different weights: it
 is another training. torch's `post_localSGD_hook` would by default still average the gradients among the ranks

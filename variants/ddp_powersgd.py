@@ -3,6 +3,7 @@
     torchrun --standalone --nproc-per-node 2 variants/ddp_powersgd.py
 
 Parent: ddp
+Differs: gradients are sent at low rank
 
 Each gradient, as a matrix, becomes the product of a tall and a wide one, and only these are sent. What is
 lost is added to the gradient of the next step, yet it is another training. It pays where matrices are large

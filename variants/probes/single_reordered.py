@@ -1,12 +1,12 @@
 """single with its batches in reverse order and another memory format: the same training, rounded otherwise.
 
-    python variants/probes/single_reordered.py
+    PYTHONPATH=variants python variants/probes/single_reordered.py
 
 Parent: single
 
 Floating-point addition is not associative, and other kernels add in another order again, so this run drifts
-away from single's by rounding alone, and training magnifies the drift. How far it gets is the yardstick for every other variant: what stays as near to
-single as this does no more than round differently.
+away from single's by rounding alone, and training magnifies the drift. How far it gets is the yardstick for
+every other variant: what stays as near to single as this does no more than round differently.
 """
 
 import torch
