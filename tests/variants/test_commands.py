@@ -22,9 +22,9 @@ pytestmark = pytest.mark.slow
 def rows_of(folder: Path, names: tuple[str, ...], world_size: int) -> dict[str, dict]:
     """The rows of one `bench run`, by variant; all must be ok."""
     chosen = [word for name in names for word in ("--variant", name)]
+    command = [sys.executable, "-m", "bench", "run", *chosen, *TINY, "--world-size", str(world_size)]
     done = subprocess.run(
-        [sys.executable, "-m", "bench", "run", *chosen, *TINY, "--world-size", str(world_size)]
-        + ["--results-dir", str(folder), "--json", "-", "-q"],
+        [*command, "--results-dir", str(folder), "--json", "-", "-q"],
         cwd=ROOT,
         capture_output=True,
         text=True,
