@@ -56,7 +56,9 @@ class Variant:
     @property
     def command(self) -> str | None:
         """The command that launches the file by hand."""
-        found = re.search(r"^ *((?:torchrun|python|accelerate) .+)$", self.docstring, re.MULTILINE)
+        found = re.search(
+            r"^ *((?:PYTHONPATH=variants )?(?:torchrun|python|accelerate) .+)$", self.docstring, re.MULTILINE
+        )
         return found.group(1).strip() if found else None
 
     @property
@@ -64,6 +66,11 @@ class Variant:
         """The name of the variant it differs from by one technique."""
         name = self._field("Parent")
         return None if name in (None, "none") else name
+
+    @property
+    def differs(self) -> str | None:
+        """Why it is another training than `single`'s on purpose; None when it is meant to be the same."""
+        return self._field("Differs")
 
     @property
     def ranks(self) -> str:

@@ -1,7 +1,7 @@
 """Runs variants and functions on several ranks, fast enough to do it in many tests.
 
 Ranks are forked from a server process that has torch imported already, so one starts in a tenth of a second
-rather than in several. That a variant also starts by its real command is tested apart (test_commands.py).
+rather than in several. That variants also start by their real commands is tested apart: test_commands.py.
 """
 
 import json
@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -56,14 +57,15 @@ def run_ranks(function: Callable[..., None], world_size: int, *args: Any) -> str
         ]
         for process in processes:
             process.start()
+        deadline = time.monotonic() + TIMEOUT_S
         for process in processes:
-            process.join(TIMEOUT_S)
+            process.join(max(0.0, deadline - time.monotonic()))
         exit_codes = [process.exitcode for process in processes]
         for process in processes:
             process.kill()
             process.join()
         output = "".join(log.read_text() for log in logs if log.exists())
-    if any(exit_codes):
+    if any(code != 0 for code in exit_codes):  # None: it hung, and was killed
         raise RankError(exit_codes, output)
     return output
 

@@ -3,6 +3,7 @@
     torchrun --standalone --nproc-per-node 2 variants/accelerate_ddp.py
 
 Parent: single
+Differs: local batch norm sees other shares of each batch
 
 Underneath it is DDP. `accelerate launch --cpu --num_processes 2` starts a single process without a word,
 hence torchrun. split_batches keeps the global batch: else every rank takes whole batches of its own. A rank's
@@ -52,7 +53,8 @@ def main(cfg: Config) -> None:
 
     train_set, test_set = load_data(cfg)
     sampler = RandomSampler(train_set, generator=torch.Generator())
-    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
 
@@ -69,8 +71,9 @@ def main(cfg: Config) -> None:
             optimizer.step()
             scheduler.step()
             log.step(loss)
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
     accelerator.end_training()
 
 

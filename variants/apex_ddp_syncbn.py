@@ -49,8 +49,9 @@ def main(cfg: Config) -> None:
     model = parallel.DistributedDataParallel(model, delay_allreduce=True)  # broadcasts the weights too
 
     train_set, test_set = load_data(cfg)
-    sampler = DistributedSampler(train_set, seed=cfg.seed)  # rank r reads every world_size-th image from r on
-    loader = DataLoader(train_set, batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    sampler = DistributedSampler(train_set, seed=cfg.seed, drop_last=True)  # every world_size-th image
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler, amp=amp)
@@ -64,13 +65,16 @@ def main(cfg: Config) -> None:
             labels = labels.to(device, non_blocking=True)
             loss = criterion(model(images), labels)
             optimizer.zero_grad()
+            scale = amp.state_dict()["loss_scaler0"]["loss_scale"]
             with amp.scale_loss(loss, optimizer) as scaled_loss:
                 scaled_loss.backward()
-            optimizer.step()  # not when a gradient overflowed: then amp skips it and halves the scale
-            scheduler.step()
+            optimizer.step()  # not when a gradient overflowed: then amp skips it ...
+            if amp.state_dict()["loss_scaler0"]["loss_scale"] >= scale:  # ... and has halved the scale
+                scheduler.step()
             log.step(loss)
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
     dist.destroy_process_group()
 
 

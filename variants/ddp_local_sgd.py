@@ -3,6 +3,7 @@
     torchrun --standalone --nproc-per-node 2 variants/ddp_local_sgd.py
 
 Parent: ddp
+Differs: between averages each rank trains alone
 
 It talks once in PERIOD steps rather than in each. Between two averages the ranks have different weights: it
 is another training. torch's `post_localSGD_hook` would by default still average the gradients among the ranks
@@ -54,8 +55,9 @@ def main(cfg: Config) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
 
     train_set, test_set = load_data(cfg)
-    sampler = DistributedSampler(train_set, seed=cfg.seed)  # rank r reads every world_size-th image from r on
-    loader = DataLoader(train_set, batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    sampler = DistributedSampler(train_set, seed=cfg.seed, drop_last=True)  # every world_size-th image
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
@@ -78,8 +80,9 @@ def main(cfg: Config) -> None:
             scheduler.step()
             log.step(loss)
         average_parameters(model.parameters(), dist.group.WORLD)  # what is tested and stored is one model
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
     dist.destroy_process_group()
 
 

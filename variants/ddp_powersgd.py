@@ -3,13 +3,14 @@
     torchrun --standalone --nproc-per-node 2 variants/ddp_powersgd.py
 
 Parent: ddp
+Differs: gradients are sent at low rank
 
 Each gradient, as a matrix, becomes the product of a tall and a wide one, and only these are sent. What is
 lost is added to the gradient of the next step, yet it is another training. It pays where matrices are large
 and the network is slow.
 
 DDP lays its buckets out anew after the first step, and what the hook remembers follows that layout. So it is
-DDP lays its buckets out anew after the first step, and what the hook remembers follows that layout: it is
+not in the checkpoint: a resumed run sends full gradients first, as a fresh one does. On CPUs the hook runs
 in threads of gloo's, which know OMP_NUM_THREADS alone: where that is not the number of cores per rank, the
 replicas may differ in their last bits.
 """
@@ -59,8 +60,9 @@ def main(cfg: Config) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
 
     train_set, test_set = load_data(cfg)
-    sampler = DistributedSampler(train_set, seed=cfg.seed)  # rank r reads every world_size-th image from r on
-    loader = DataLoader(train_set, batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    sampler = DistributedSampler(train_set, seed=cfg.seed, drop_last=True)  # every world_size-th image
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
@@ -78,8 +80,9 @@ def main(cfg: Config) -> None:
             optimizer.step()
             scheduler.step()
             log.step(loss)
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
     dist.destroy_process_group()
 
 

@@ -27,6 +27,7 @@ from core import (
     build_scheduler,
     evaluate,
     keep,
+    leaving_the_group,
     load_data,
     pick_device,
     run,
@@ -35,11 +36,13 @@ from core import (
 
 def main(cfg: Config) -> None:
     world_size = int(os.environ.get("WORLD_SIZE", torch.cuda.device_count() or 2))
+    cfg.check(world_size)
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # port 0: a free one
     # daemons end with this process; others would outlive a Ctrl-C that reaches only the parent
     mp.spawn(worker, args=(world_size, store.port, cfg), nprocs=world_size, daemon=True)
 
 
+@leaving_the_group
 def worker(local_rank: int, world_size: int, port: int, cfg: Config) -> None:
     os.environ["LOCAL_WORLD_SIZE"] = str(world_size)  # torchrun would have set it
     device = pick_device(local_rank)  # cuda:local_rank, or cpu
@@ -55,8 +58,9 @@ def worker(local_rank: int, world_size: int, port: int, cfg: Config) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
 
     train_set, test_set = load_data(cfg)
-    sampler = DistributedSampler(train_set, seed=cfg.seed)  # rank r reads every world_size-th image from r on
-    loader = DataLoader(train_set, batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    sampler = DistributedSampler(train_set, seed=cfg.seed, drop_last=True)  # every world_size-th image
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
@@ -74,8 +78,9 @@ def worker(local_rank: int, world_size: int, port: int, cfg: Config) -> None:
             optimizer.step()
             scheduler.step()
             log.step(loss)
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
     dist.destroy_process_group()
 
 

@@ -37,7 +37,8 @@ def main(cfg: Config) -> None:
 
     train_set, test_set = load_data(cfg)
     sampler = RandomSampler(train_set, generator=torch.Generator())
-    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
@@ -55,8 +56,9 @@ def main(cfg: Config) -> None:
             optimizer.step()
             scheduler.step()
             log.step(loss)
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
 
 
 if __name__ == "__main__":

@@ -27,12 +27,12 @@ from core import (
     build_model,
     build_scheduler,
     evaluate,
-    fail,
     keep,
     load_data,
     pick_amp_dtype,
     pick_device,
     run,
+    unavailable,
 )
 
 
@@ -50,10 +50,10 @@ def main(cfg: Config) -> None:
     mesh = init_device_mesh(device.type, (dist.get_world_size(),))
     amp_dtype = pick_amp_dtype(cfg, device)
     if amp_dtype == torch.float16:
-        fail("float16 would need a GradScaler as in ddp_amp: use --amp-dtype bfloat16")
+        unavailable("float16 would need a GradScaler, as in ddp_amp: this is for devices with bfloat16")
     policy = MixedPrecisionPolicy(param_dtype=amp_dtype, reduce_dtype=torch.float32)
     for module in model.modules():
-        if isinstance(module, nn.BatchNorm2d):  # its statistics are float32, and so its weights must stay
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):  # stays in float32
             fully_shard(module, mesh=mesh)
     for block in model.children():  # one all-gather for each block, so that only one is whole at a time
         fully_shard(block, mesh=mesh, mp_policy=policy)
@@ -63,8 +63,9 @@ def main(cfg: Config) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
 
     train_set, test_set = load_data(cfg)
-    sampler = DistributedSampler(train_set, seed=cfg.seed)  # rank r reads every world_size-th image from r on
-    loader = DataLoader(train_set, batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    sampler = DistributedSampler(train_set, seed=cfg.seed, drop_last=True)  # every world_size-th image
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
@@ -82,8 +83,9 @@ def main(cfg: Config) -> None:
             optimizer.step()
             scheduler.step()
             log.step(loss)
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
     dist.destroy_process_group()
 
 

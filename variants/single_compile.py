@@ -41,7 +41,8 @@ def main(cfg: Config) -> None:
 
     train_set, test_set = load_data(cfg)
     sampler = RandomSampler(train_set, generator=torch.Generator())
-    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler, scaler=scaler)
@@ -57,14 +58,15 @@ def main(cfg: Config) -> None:
                 loss = criterion(model(images), labels)
             optimizer.zero_grad()
             scaler.scale(loss).backward()
-            scaler.step(optimizer)  # not when a gradient overflowed: then the step is skipped ...
-            scale = scaler.get_scale()
+            scaler.step(optimizer)  # sync point; when a gradient overflowed the step is skipped ...
+            scale = scaler.get_scale()  # sync point, as the one below
             scaler.update()  # ... and the scale halved
             if scaler.get_scale() >= scale:
                 scheduler.step()
             log.step(loss)
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
 
 
 if __name__ == "__main__":

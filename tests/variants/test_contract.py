@@ -31,9 +31,9 @@ BUDGETS = {
     "fsdp": 8,
     "fsdp_amp": 14,
     "accelerate_ddp": 20,
-    "apex_amp": 8,
+    "apex_amp": 9,
     "apex_ddp": 4,
-    "apex_ddp_syncbn": 8,
+    "apex_ddp_syncbn": 10,
 }
 
 

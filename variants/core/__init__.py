@@ -7,7 +7,7 @@ from .device import backend_for, pick_device
 from .evaluate import Accuracy, evaluate
 from .model import MLP, ConvNet, build_model
 from .precision import pick_amp_dtype
-from .run import run
+from .run import leaving_the_group, run
 from .schedule import build_scheduler
 from .steplog import StepLog
 from .syncbn import convert_sync_batchnorm
@@ -27,6 +27,7 @@ __all__ = [
     "evaluate",
     "fail",
     "keep",
+    "leaving_the_group",
     "load_data",
     "pick_amp_dtype",
     "pick_device",

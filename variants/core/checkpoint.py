@@ -16,7 +16,7 @@ from .config import Config, fail, flag_name
 from .ranks import agreed, gather, grouped, rank, unwrap, whole, world_size
 
 FORMAT = 1
-# What a resumed run may change without becoming another training.
+# What a resumed run may change: it goes on with the stored weights, whatever computes the next step.
 _FREE = {"warmup_steps", "amp_dtype", "opt_level", "data_dir", "timeout"}
 _FREE |= {spec.name for spec in fields(Config) if spec.metadata["output"]}
 
@@ -44,7 +44,7 @@ class Checkpoint:
         random_states = gather(_random_state())
         network = unwrap(self.model).state_dict()
         for name in network:  # all ranks, as it may need their shards; in place: a state_dict has metadata
-            network[name] = whole(network[name])
+            network[name] = whole(network[name]).cpu()
         parts = {name: _collect(part) for name, part in self.parts.items()}
         if rank() == 0:
             state = {
@@ -62,7 +62,12 @@ class Checkpoint:
 
     def load(self) -> int:
         """Restore the last checkpoint when there is one; gives the number of epochs it has done, else 0."""
-        if self.path is None or not self.path.exists():
+        if self.path is None:
+            return 0
+        there = self.path.exists()
+        if not agreed(there):
+            fail(f"{self.path} is there for some ranks only: --checkpoint-dir must be on a disk of all")
+        if not there:
             return 0
         try:
             state = torch.load(self.path, map_location="cpu", weights_only=True)

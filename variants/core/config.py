@@ -139,7 +139,7 @@ class Config:
         "auto",
         one_of("auto", "bfloat16", "float16"),
         "auto|bfloat16|float16",
-        "of mixed precision, where a variant uses it; auto is bfloat16 on CPUs and float16 on GPUs",
+        "of mixed precision, where used; auto is bfloat16 where the hardware has it, else float16",
     )
     opt_level: str = flag("O1", opt_level, "O0|O1|O2|O3", "of apex amp, in the apex variants alone")
     dataset: str = flag(

@@ -10,17 +10,17 @@ import torch
 def pick_device(local_rank: int = 0) -> torch.device:
     """The device of this rank: its GPU when there are any, else the CPU.
 
-    On a CPU the usable cores are shared out evenly over the ranks of this machine, however they were
+    The usable cores are shared out evenly over the ranks of this machine, however they were
     started. Left alone, torchrun would give each rank one thread, and spawn would give every rank all
     cores; either way one would measure threads rather than a method.
     """
+    threads = max(1, usable_cores() // local_world_size())
+    torch.set_num_threads(threads)
+    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # where it is unset, accelerate would decide anew
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)  # else every rank opens a context on GPU 0 too
         return device
-    threads = max(1, usable_cores() // local_world_size())
-    torch.set_num_threads(threads)
-    os.environ.setdefault("OMP_NUM_THREADS", str(threads))  # where it is unset, accelerate would decide anew
     return torch.device("cpu")
 
 

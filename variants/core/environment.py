@@ -33,6 +33,8 @@ def environment() -> dict[str, Any]:
         "cuda": torch.version.cuda if torch.cuda.is_available() else None,
         "cudnn": torch.backends.cudnn.version() if torch.cuda.is_available() else None,
         "nccl": _nccl_version(),
+        # On Ampere and newer float32 convolutions are TF32 by default: 10 bits of precision, not 23.
+        "tf32_convolutions": torch.backends.cudnn.allow_tf32 if torch.cuda.is_available() else None,
         "host": host_id(),
     }
 

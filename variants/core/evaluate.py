@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import nn
 
 from .data import ImageSet
+from .memory import note_training_peaks
 from .ranks import grouped, rank, unwrap, world_size
 
 IMAGES_PER_FORWARD = 1000
@@ -31,6 +32,7 @@ def evaluate(model: nn.Module, test_set: ImageSet, device: torch.device) -> Accu
     left out. A DistributedSampler would pad the shares to equal length, which makes the accuracy depend on
     the world size.
     """
+    note_training_peaks(device)
     network = unwrap(model)  # DDP's own forward would broadcast buffers, and hang when shares are unequal
     if grouped():
         # With local batch norm each rank has running statistics of its own; a checkpoint holds rank 0's.

@@ -10,14 +10,27 @@ from torch import nn
 
 from .ranks import local
 
+_training_peaks: dict[str, int | None] | None = None
+
+
+def note_training_peaks(device: torch.device) -> None:
+    """Keep the peaks of before the first evaluation, whose batches are far larger than those of a step."""
+    global _training_peaks
+    if _training_peaks is None:
+        _training_peaks = _peaks_now(device)
+
 
 def memory_peaks(device: torch.device) -> dict[str, int | None]:
-    """Peaks of this process so far.
+    """The peaks of this process in training, as noted before the first evaluation; else those so far.
 
     peak_allocated, peak_reserved: tensors, and what the caching allocator holds for them, on a GPU.
     peak_rss: host memory mapped in, shared pages counted in full. pss: host memory now, each shared page
     counted 1/n for n processes, so that it adds up over ranks.
     """
+    return _training_peaks or _peaks_now(device)
+
+
+def _peaks_now(device: torch.device) -> dict[str, int | None]:
     on_gpu = device.type == "cuda"
     return {
         "peak_allocated_bytes": torch.cuda.max_memory_allocated(device) if on_gpu else None,

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from .config import Config, fail
+from .ranks import rank
 
 # What pick_amp_dtype gave in this process, for the record: whether it was also computed in is checked there.
 _amp_dtype: torch.dtype | None = None
@@ -26,6 +27,8 @@ def pick_amp_dtype(cfg: Config, device: torch.device, on_gpus: torch.dtype | Non
         fail(f"mixed precision starts from --dtype float32: autocast would leave {cfg.dtype} as it is")
     if cfg.amp_dtype != "auto":
         _amp_dtype = getattr(torch, cfg.amp_dtype)
+        if _amp_dtype == torch.float16 and device.type == "cpu" and rank() == 0:
+            print("note: float16 on a CPU has no native kernels: some fifty times slower", flush=True)
     else:
         _amp_dtype = torch.bfloat16 if device.type == "cpu" else on_gpus or _native_half()
     return _amp_dtype

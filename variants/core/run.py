@@ -1,9 +1,11 @@
 """How a variant starts and ends, whatever happens in between."""
 
+import functools
 import gc
 import os
 import sys
 from collections.abc import Callable
+from typing import Any
 
 import torch.distributed as dist
 import torch.multiprocessing as mp
@@ -34,12 +36,29 @@ def run(main: Callable[[Config], None]) -> None:
             raise
         unavailable("torch.compile needs a C++ compiler on CPUs: install g++, or name yours in CXX")
     finally:
-        # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
-        if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):
-            dist.destroy_process_group()
-        # A DDP model lies in a reference cycle and holds the group. Freed by the interpreter's own end, its
-        # gloo threads abort the process now and then.
-        gc.collect()
+        _leave_group()
+
+
+def leaving_the_group(worker: Callable[..., None]) -> Callable[..., None]:
+    """`worker`, the function of a spawned rank, made to leave its process group also when it raises."""
+
+    @functools.wraps(worker)
+    def wrapped(*args: Any) -> None:
+        try:
+            worker(*args)
+        finally:
+            _leave_group()
+
+    return wrapped
+
+
+def _leave_group() -> None:
+    # After an error a NCCL group may wait for ranks that will never come: there the launcher ends us.
+    if dist.is_initialized() and (sys.exc_info()[0] is None or dist.get_backend() == "gloo"):
+        dist.destroy_process_group()
+    # A DDP model lies in a reference cycle and holds the group. Freed by the interpreter's own end, its
+    # gloo threads abort the process now and then.
+    gc.collect()
 
 
 def _launch_command() -> str:

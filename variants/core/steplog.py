@@ -1,6 +1,7 @@
 """The two calls a variant makes for the record: `log.step(loss)` and `log.epoch(accuracy)`."""
 
 import hashlib
+import importlib.util
 import json
 import math
 import os
@@ -64,11 +65,14 @@ class StepLog:
         self._progress = _Progress(steps_per_epoch * self._epochs_to_do if steps_per_epoch else None)
         optimizer = self.parts.get("optimizer")
         optimizer = self.optimizer = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's
-        if hasattr(optimizer, "register_step_post_hook"):
+        self._counts_steps = hasattr(optimizer, "register_step_post_hook")
+        if self._counts_steps:
             # Runs only when the optimizer really steps: a step skipped for an overflow is not in `lrs`.
             optimizer.register_step_post_hook(
                 lambda optimizer, *_: self.lrs.append(optimizer.param_groups[0]["lr"])
             )
+        if cfg.tensorboard and importlib.util.find_spec("tensorboard") is None:
+            fail("--tensorboard needs the package tensorboard: pip install tensorboard")
         self._mark_start()
 
     def step(self, loss: torch.Tensor) -> None:
@@ -85,12 +89,15 @@ class StepLog:
         """DDP waits for every gradient; its own error comes a step later, and with numbers for names."""
         if self.model is None or not any(isinstance(module, DDP) for module in self.model.modules()):
             return
+        if any(getattr(module, "find_unused_parameters", False) for module in self.model.modules()):
+            return
         unused = [
             name
             for name, parameter in unwrap(self.model).named_parameters()
             if parameter.requires_grad and parameter.grad is None
         ]
-        if unused:
+        # All of them: the script has cleared its gradients already, so nothing can be said.
+        if unused and any(parameter.grad is not None for parameter in unwrap(self.model).parameters()):
             fail(
                 f"the loss does not depend on {', '.join(unused)}: DDP needs a gradient of every parameter. "
                 "Take it out of the model, or freeze it by requires_grad_(False)"
@@ -116,6 +123,8 @@ class StepLog:
         if len(self.epochs) == self._epochs_to_do:
             self._finish()
         self._pending.clear()
+        if grouped():  # rank 0 has printed and written: what it took must not count as a step of the others
+            dist.barrier()
         self._mark_start()
 
     def _now(self) -> Any:
@@ -188,9 +197,17 @@ class StepLog:
             **memory_peaks(self.device),
         }
 
+    def _loss_scale(self) -> float | None:
+        """The scale of the loss at the end, of torch's scaler or of apex amp; None when it is not scaled."""
+        scaler, amp = self.parts.get("scaler"), self.parts.get("amp")
+        if scaler is not None:
+            return scaler.get_scale() if scaler.is_enabled() else None
+        scale = amp.state_dict()["loss_scaler0"]["loss_scale"] if amp is not None else 1.0
+        return None if scale == 1.0 else scale
+
     def _record(self, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         script = Path(sys.argv[0])
-        scaler = self.parts.get("scaler")
+        scale = self._loss_scale()
         return {
             "schema": SCHEMA,
             "variant": script.stem,
@@ -203,6 +220,8 @@ class StepLog:
             },
             "world_size": world_size(),
             "local_world_size": local_world_size(),
+            "batch_per_rank": self.cfg.global_batch_size // world_size(),
+            "lr_rule": "none: the global batch, and so the learning rate, is the same for every world size",
             "backend": dist.get_backend() if grouped() else None,
             "device": torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu",
             "replicas": _replicas(self.model),
@@ -214,11 +233,11 @@ class StepLog:
                 "asked": asked_dtype(self.cfg),
                 "compute": self.compute,
                 "loss": self.loss_dtype,
-                "scaler": bool(scaler and scaler.is_enabled()),
-                "final_scale": scaler.get_scale() if scaler and scaler.is_enabled() else None,
+                "scaler": scale is not None,
+                "final_scale": scale,
             },
             "steps": len(self.losses),
-            "skipped_steps": len(self.losses) - len(self.lrs) if self.lrs else None,
+            "skipped_steps": len(self.losses) - len(self.lrs) if self._counts_steps else None,
             "steps_per_epoch": self.steps_per_epoch,
             "lr": self.lrs,
             "epochs": self.epochs,

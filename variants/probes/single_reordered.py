@@ -1,12 +1,12 @@
-"""single with every batch in reverse order: the same training but for the order of additions.
+"""single with its batches in reverse order and another memory format: the same training, rounded otherwise.
 
-    python variants/probes/single_reordered.py
+    PYTHONPATH=variants python variants/probes/single_reordered.py
 
 Parent: single
 
-Floating-point addition is not associative, so this run drifts away from single's by rounding alone, and
-training magnifies the drift. How far it gets is the yardstick for every other variant: what stays as near to
-single as this does no more than round differently.
+Floating-point addition is not associative, and other kernels add in another order again, so this run drifts
+away from single's by rounding alone, and training magnifies the drift. How far it gets is the yardstick for
+every other variant: what stays as near to single as this does no more than round differently.
 """
 
 import torch
@@ -31,13 +31,14 @@ def main(cfg: Config) -> None:
     device = pick_device()  # cuda, or cpu
 
     torch.manual_seed(cfg.seed)
-    model = build_model(cfg).to(device)
+    model = build_model(cfg).to(device, memory_format=torch.channels_last)
     criterion = nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=cfg.lr, momentum=cfg.momentum)
 
     train_set, test_set = load_data(cfg)
     sampler = RandomSampler(train_set, generator=torch.Generator())
-    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, drop_last=True, collate_fn=keep)
+    loading = {"drop_last": True, "collate_fn": keep, "pin_memory": device.type == "cuda"}
+    loader = DataLoader(train_set, cfg.global_batch_size, sampler=sampler, **loading)
     scheduler = build_scheduler(cfg, optimizer, steps_per_epoch=len(loader))
 
     checkpoint = Checkpoint(cfg, model, optimizer=optimizer, scheduler=scheduler)
@@ -47,7 +48,7 @@ def main(cfg: Config) -> None:
         sampler.generator.manual_seed(cfg.seed + epoch)  # a new shuffle, the same in every variant
         model.train()
         for images, labels in loader:
-            images, labels = images.flip(0), labels.flip(0)
+            images, labels = images.flip(0).contiguous(memory_format=torch.channels_last), labels.flip(0)
             images = images.to(device, non_blocking=True)
             labels = labels.to(device, non_blocking=True)
             loss = criterion(model(images), labels)
@@ -56,8 +57,9 @@ def main(cfg: Config) -> None:
             optimizer.step()
             scheduler.step()
             log.step(loss)
+        accuracy = evaluate(model, test_set, device)
         checkpoint.save(epoch + 1)
-        log.epoch(evaluate(model, test_set, device))
+        log.epoch(accuracy)
 
 
 if __name__ == "__main__":

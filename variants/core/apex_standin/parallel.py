@@ -131,7 +131,9 @@ class DistributedDataParallel(nn.Module):
             flat = flat.float()
         flat /= self.gradient_predivide_factor
         present = [float(param.grad is not None) for param in bucket]
-        flat = torch.cat([flat, flat.new_tensor(present)])
+        # A tensor made of a list would be copied from the host, for which a GPU has to wait.
+        flags = flat.new_ones(len(bucket)) if all(present) else flat.new_tensor(present)
+        flat = torch.cat([flat, flags])
         self._running.append((dist.all_reduce(flat, async_op=True), flat))
 
     def _finish(self) -> None:
