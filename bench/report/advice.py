@@ -65,8 +65,8 @@ def _job(job: Job) -> str:
 
 def _too_few(candidates: list[Entry]) -> str:
     return (
-        f"**No ranking yet**: one good repeat of {names(candidates)} is all there is, so how far another would "
-        "differ is not known. `--repeats 3` settles it."
+        f"**No ranking yet**: one good repeat of {names(candidates)} is all there is, so how far another "
+        "would differ is not known. `--repeats 3` settles it."
     )
 
 
