@@ -72,8 +72,13 @@ def shortened(text: str, longest: int = 88) -> str:
 
 def _key(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     timed = [row for row in rows if row["images_per_s"]]
-    repeats = max(len(row["images_per_s"]) for row in timed)
-    how = f"median of {repeats} repeats, line from the least to the most" if repeats > 1 else "one repeat"
+    counts = {len(row["images_per_s"]) for row in timed}
+    repeats, up_to = max(counts), "up to " if len(counts) > 1 else ""
+    how = (
+        f"median of {up_to}{repeats} repeats, line from the least to the most"
+        if repeats > 1
+        else "one repeat"
+    )
     return [*style.rank_key({row["ranks"] for row in timed}), (how, style.GREY)]
 
 

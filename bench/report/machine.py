@@ -13,7 +13,7 @@ CLASSES = {
     "identical": "no step differs in one bit",
     "exact": "float64, within the tolerance at every step",
     "rounding": "the same precision, no further apart than the order of additions explains",
-    "local batch norm": "each rank normalises by its own images: `ddp`, or as near to it as rounding explains",
+    "local batch norm": "each rank normalises by its own images: `ddp`, or as near to it as rounding is",
     "reduced precision": "computed in a narrower type than `single`",
     "another training": "the technique changes the training on purpose, as its docstring says",
     "different": "none of these explains the difference",

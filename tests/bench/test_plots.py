@@ -210,3 +210,8 @@ def test_figures_are_drawn_without_a_display_whatever_backend_is_set(tmp_path, b
     )
     for name in FIGURES:
         assert (tmp_path / "results" / "box" / "figures" / f"{name}.png").stat().st_size > 10_000
+
+
+def test_a_figure_of_unequal_repeats_says_up_to(tmp_path):
+    job = job_of(tmp_path, *made.repeats("single", 20, 21, 22), made.record("ddp", 30, ranks=2))
+    assert "median of up to 3 repeats" in str(throughput._key(throughput.data(job)["rows"]))
