@@ -56,7 +56,7 @@ class Variant:
     @property
     def command(self) -> str | None:
         """The command that launches the file by hand."""
-        found = re.search(r"^ *((?:torchrun|python|accelerate) .+)$", self.docstring, re.MULTILINE)
+        found = re.search(r"^ +((?:torchrun|python|accelerate) .+)$", self.docstring, re.MULTILINE)
         return found.group(1).strip() if found else None
 
     @property
@@ -71,8 +71,13 @@ class Variant:
         if self._field("Ranks"):
             return self._field("Ranks")
         if self.command is None:  # a script of the user's may say nothing: one that joins a group wants ranks
-            return "launcher" if "init_process_group" in self.path.read_text(encoding="utf-8") else "one"
+            return "launcher" if "init_process_group" in self.source else "one"
         return "launcher" if self.command.startswith("torchrun") else "one"
+
+    @property
+    def states_ranks(self) -> bool:
+        """Whether the docstring says who starts its ranks, rather than that we guess it."""
+        return self._field("Ranks") is not None
 
     def _field(self, key: str) -> str | None:
         found = re.search(rf"^ *{key}: (.+)$", self.docstring, re.MULTILINE)

@@ -1,6 +1,6 @@
 """Carries out the plan: starts each run, judges it, and stores its record as soon as it ends."""
 
-import json
+import contextlib
 import os
 import secrets
 import tempfile
@@ -11,7 +11,8 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bench import launch, parity, provenance, records
-from bench.flags import config_argv, training_config
+from bench.files import replace_text
+from bench.flags import config_argv, stored_config
 from bench.judge import Verdict, judge, last_words
 from bench.plan import REFERENCE, Job
 from bench.processes import Outcome, Run, Stop
@@ -32,14 +33,24 @@ class Attempt:
     omp_num_threads: str
     launched_at: str
     load_average: list[float] | None
+    commit: str | None = None
+    dirty: bool | None = None
+    code: str | None = None
     raw: dict[str, Any] | None = None
     outcome: Outcome | None = None
     log: str = ""
+    load_average_after: list[float] | None = None
+    error: str | None = None
+    """what kept the harness itself from carrying it out"""
 
 
 @dataclass
 class Runner:
-    """One `bench run`: its records all carry the same `command_id`."""
+    """One `bench run`: its records all carry the same `command_id`.
+
+    `alone`: see Record. `unstored`: by their file's name, the records that could not be put where they
+    belong, and where they are instead; None for one that is lost.
+    """
 
     cfg: Any
     environment: dict[str, Any]
@@ -48,13 +59,11 @@ class Runner:
     run_timeout_s: float
     reporter: Reporter
     repeats: int = 1
+    alone: bool | None = True
+    unstored: dict[str, str | None] = field(default_factory=dict)
     command_id: str = field(default_factory=lambda: secrets.token_hex(8))
+    _version: str | None = field(default_factory=provenance.version)
     _yardsticks: dict[str, Record | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._commit, self._dirty = provenance.commit()
-        self._code = provenance.code_digest()
-        self._version = provenance.version()
 
     def run_all(self, jobs: Sequence[Job]) -> list[Record]:
         """The records of the jobs begun, in order. A stop ends the one that runs, and begins no other."""
@@ -81,53 +90,82 @@ class Runner:
         return self._yardsticks.get(name)
 
     def _earlier(self, name: str) -> Record | None:
-        earlier, _ = records.read_all(self.folder, f"{name}-*.json")
-        return parity.find_reference(earlier, self.environment, stored_config(self.cfg), self._code, name)
+        try:
+            earlier, _ = records.read_all(self.folder, f"{name}-*.json")
+            code = provenance.code_digest(self.cfg.model)
+            return parity.find_reference(earlier, self.environment, stored_config(self.cfg), code, name)
+        except Exception as error:  # an old record that is odd in a way we did not think of
+            self.reporter.warn(f"the earlier runs of {name} could not be used: {_in_a_line(error)}")
+            return None
 
     def _run(self, job: Job, position: str) -> Record:
         """Run one job to its end and store its record."""
         attempt = self._attempt(job, position)
         name = job.variant.name
-        record = Record(self.folder / f"{attempt.name}.json", self._raw(attempt))
+        # Stored before it is compared with anything: whatever goes wrong there, the run is safe.
+        record = self._store(Record(self.folder / f"{attempt.name}.json", self._raw(attempt)))
         if name in (REFERENCE, parity.TWIN) and name not in self._yardsticks:
             self._yardsticks[name] = record if parity.is_reference(record, name) else self._earlier(name)
         if name != REFERENCE and record.ok:
             own_twin = record if name == parity.TWIN else None  # within its own measure by definition
-            record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE), own_twin)
-        record = self._store(record)
+            record = self._compare(record, own_twin)
         self.reporter.end(record)
         if parity.needs_twin(record.run["parity"]):
             # The record is safe by now: the twin may take as long as the run itself.
-            twin = self._yardstick(parity.TWIN)
-            record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE), twin)
-            record = self._store(record)
+            record = self._compare(record, self._yardstick(parity.TWIN))
         return record
 
+    def _compare(self, record: Record, twin: Record | None) -> Record:
+        """The record with its parity, stored again; a comparison that breaks is told in the row's reason."""
+        reference = self._yardstick(REFERENCE)
+        try:
+            record.run["parity"] = parity.parity(record.raw, reference, twin)
+        except Exception as error:
+            record.run["parity"] = None
+            problem = f"its parity could not be judged: {_in_a_line(error)}"
+            record.run["reason"] = "; ".join(filter(None, [record.run["reason"], problem]))
+        return self._store(record)
+
     def _attempt(self, job: Job, position: str) -> Attempt:
-        """Start the job's processes and wait for their end; none is left afterwards."""
+        """Run the job's processes to their end; none is left afterwards. What breaks is kept as its error."""
         now = datetime.now(timezone.utc)
-        name = f"{job.variant.name}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-        log = self.folder / "logs" / f"{name}.log"
-        with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
-            raw, progress = Path(scratch, "record.json"), Path(scratch, "progress")
-            command = launch.command(job, config_argv(replace(self._outputs(job), record=str(raw))))
-            environment = launch.child_environment(
-                os.environ, job, self.environment["usable_cores"], progress
-            )
-            attempt = Attempt(
-                job=job,
-                name=name,
-                command=command,
-                omp_num_threads=environment["OMP_NUM_THREADS"],
-                launched_at=now.isoformat(timespec="seconds"),
-                load_average=provenance.load_average(),
-            )
-            self.reporter.begin(job, position, shown_command(command), progress, log)
-            run = Run(command, environment, run_id=name, log=log)
-            attempt.outcome = run.wait(self.run_timeout_s, self.stop, self.reporter.tick)
-            attempt.raw = _read_raw(raw)
-        attempt.log = _settle_log(log)
+        attempt = Attempt(
+            job=job,
+            name=f"{job.variant.name}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",
+            command=launch.command(job, config_argv(self._outputs(job))),
+            omp_num_threads=str(launch.threads_per_rank(self.environment["usable_cores"], job.world_size)),
+            launched_at=now.isoformat(timespec="seconds"),
+            load_average=provenance.load_average(),
+        )
+        nowhere = Path(os.devnull)
+        try:
+            # Files may have changed since the last run: in a long command, somebody edits them.
+            attempt.commit, attempt.dirty = provenance.commit()
+            attempt.code = provenance.code_digest(self.cfg.model)
+            with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
+                self._carry_out(attempt, position, Path(scratch))
+        except (OSError, RuntimeError) as error:
+            if attempt.outcome is None:
+                self.reporter.begin(job, position, shown_command(attempt.command), nowhere, nowhere)
+            attempt.error = _in_a_line(error)
+        attempt.load_average_after = provenance.load_average()
         return attempt
+
+    def _carry_out(self, attempt: Attempt, position: str, scratch: Path) -> None:
+        """Start the processes and wait for their end. The live log, full of names, lies in `scratch`."""
+        job, cores = attempt.job, self.environment["usable_cores"]
+        raw, progress, log = scratch / "record.json", scratch / "progress", scratch / f"{attempt.name}.log"
+        command = launch.command(job, config_argv(replace(self._outputs(job), record=str(raw))))
+        environment = launch.child_environment(os.environ, job, cores, progress)
+        log.touch()
+        self.reporter.begin(job, position, shown_command(command), progress, log)
+        run = Run(command, environment, run_id=attempt.name, log=log)
+        attempt.outcome = run.wait(self.run_timeout_s, self.stop, self.reporter.tick)
+        self.reporter.log_ends()
+        attempt.raw = _read_raw(raw)
+        attempt.log = provenance.scrub(log.read_text(encoding="utf-8", errors="replace"))
+        with contextlib.suppress(OSError):  # a full disk: the record, with its last lines, matters more
+            replace_text(self.folder / "logs" / log.name, attempt.log)
 
     def _outputs(self, job: Job) -> Any:
         """The configuration with output folders of the job's own: else it would resume another job's run."""
@@ -138,16 +176,19 @@ class Runner:
         return replace(self.cfg, **{name: os.path.join(folder, own) for name, folder in given if folder})
 
     def _verdict(self, attempt: Attempt) -> Verdict:
+        if attempt.error:
+            return Verdict("failed", f"the harness could not carry it out: {attempt.error}")
         if attempt.outcome.ended_by == "stop":
             return Verdict("interrupted", f"stopped by {self.stop.name}")
         if attempt.outcome.ended_by == "timeout":
             return Verdict("timeout", f"was still running after {self.run_timeout_s:g} s (--run-timeout)")
         cores = self.environment["usable_cores"]
-        return judge(attempt.raw, attempt.outcome, attempt.job, cores, attempt.log)
+        asked = stored_config(self.cfg)
+        return judge(attempt.raw, attempt.outcome, attempt.job, asked, cores, attempt.log)
 
     def _raw(self, attempt: Attempt) -> dict[str, Any]:
         """What the variant recorded, or as much as is known without it, with the harness's own part."""
-        job, verdict = attempt.job, self._verdict(attempt)
+        job, verdict, outcome = attempt.job, self._verdict(attempt), attempt.outcome
         unknown = {"environment": self.environment, "started_at": attempt.launched_at}
         raw = attempt.raw if attempt.raw and attempt.raw.get("schema") == records.SCHEMA else unknown
         return {
@@ -164,14 +205,16 @@ class Runner:
                 "repeat": job.repeat,
                 "order": job.order,
                 "launched_at": attempt.launched_at,
-                "wall_s": round(attempt.outcome.wall_s, 3),
-                "exit_code": attempt.outcome.exit_code,
+                "wall_s": round(outcome.wall_s, 3) if outcome else 0.0,
+                "exit_code": outcome.exit_code if outcome else None,
                 "argv": shown_command(attempt.command),
                 "omp_num_threads": attempt.omp_num_threads,
                 "load_average": attempt.load_average,
-                "commit": self._commit,
-                "dirty": self._dirty,
-                "code": self._code,
+                "load_average_after": attempt.load_average_after,
+                "alone": self.alone,
+                "commit": attempt.commit,
+                "dirty": attempt.dirty,
+                "code": attempt.code,
                 "harness": self._version,
                 "log": f"logs/{attempt.name}.log",
                 "log_tail": last_words(attempt.log, TAIL_LINES) if verdict.status != "ok" else [],
@@ -185,24 +228,27 @@ class Runner:
             records.write(record)
             return record
         except OSError as error:
+            kept = self.unstored.get(record.path.name, "")
+            if kept is None:  # it is lost, and we said so
+                return record
             rescued = Record(Path(tempfile.gettempdir(), record.path.name), record.raw)
-            where = f"kept in {rescued.path}"
+            place: str | None = str(rescued.path)
             try:
                 records.write(rescued)
             except OSError:
-                where = "and lost"
-            self.reporter.note(
-                f"the record could not be written to {record.path} ({error.strerror}): {where}"
+                place = None
+            self.unstored[record.path.name] = place
+            self.reporter.warn(
+                f"the record could not be written to {record.path} ({error.strerror or error}): "
+                + (f"kept in {place}" if place else "and lost")
             )
-            return rescued
+            return rescued if place else record
 
 
-def stored_config(cfg: Any) -> dict[str, Any]:
-    """`cfg` as records hold it: what was trained, and no absolute path."""
-    stored = training_config(cfg)
-    if stored["data_dir"] and PurePath(stored["data_dir"]).is_absolute():
-        stored["data_dir"] = PurePath(stored["data_dir"]).name
-    return stored
+def _in_a_line(error: BaseException) -> str:
+    """What went wrong, in one line without names of this machine."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    return provenance.scrub(" ".join(f"{type(error).__name__} {text}".split()))
 
 
 def shown_command(command: Sequence[str]) -> list[str]:
@@ -224,20 +270,7 @@ def shown_command(command: Sequence[str]) -> list[str]:
 def _read_raw(path: Path) -> dict[str, Any] | None:
     """The record a variant left; None when there is none, or none that can be read."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = records.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return raw if isinstance(raw, dict) else None
-
-
-def _settle_log(path: Path) -> str:
-    """What the run printed, without names of this machine; the file is left like that too."""
-    text = provenance.scrub(path.read_text(encoding="utf-8", errors="replace"))
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:  # a full disk: better no log than one with names in it
-        path.unlink(missing_ok=True)
-        temporary.unlink(missing_ok=True)
-    return text
