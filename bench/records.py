@@ -26,8 +26,8 @@ class Record:
     started), load_average (just before), load_average_after, alone (whether no other `bench run` was at work
     on this machine when the command began; None when that is not known), commit, dirty, code (see
     provenance.code_digest), harness (version), log (path from the record's folder), log_tail (last lines,
-    unless ok), parity (see bench/parity.py, None for `single`). A run that failed before it wrote anything has
-    `run`, `variant`, `config` and `environment` alone.
+    unless ok), parity (see bench/parity.py, None for `single`). A run that failed before it wrote anything
+    has `run`, `variant`, `config` and `environment` alone.
     """
 
     path: Path

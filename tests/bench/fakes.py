@@ -103,7 +103,7 @@ def reference(
     folder: Path, name: str = "single-reference", flags: dict[str, Any] | None = None, **changes: Any
 ) -> Record:
     """A record of `single` with these flags that fits what `script` leaves, stored in `folder`."""
-    config = stored_config(Config(**{"train_images": 512, **(flags or {})}))
+    config = stored_config(Config(**flags or {}))
     raw = raw_record(
         1, variant="single", config=config, epochs=[{"test_accuracy": 0.9}] * config["epochs"], **changes
     )
