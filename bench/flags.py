@@ -25,6 +25,7 @@ def _load_config_module() -> ModuleType:
 
 _config = _load_config_module()
 Config = _config.Config
+TRAINING_SET: int = _config.TRAINING_SET
 flag_name: Callable[[Field], str] = _config.flag_name
 whole: Callable[[int], Callable[[str], int]] = _config.whole
 real: Callable[..., Callable[[str], float]] = _config.real

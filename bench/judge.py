@@ -11,13 +11,12 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
-from bench.flags import stored
+from bench.flags import TRAINING_SET, stored
 from bench.launch import threads_per_rank
 from bench.plan import Job
 from bench.processes import Outcome
 from bench.records import SCHEMA, missing_measurement
 
-TRAINING_SET = 60_000  # variants/core/config.py
 TEST_SET = 10_000
 UNAVAILABLE = 69  # variants/core/config.py: this technique cannot run on this machine
 _SIXTEEN_BITS = ("bfloat16", "float16")

@@ -18,7 +18,7 @@ from bench.plan import REFERENCE, Job
 from bench.processes import Outcome, Run, Stop
 from bench.progress import Reporter
 from bench.records import Record
-from bench.registry import VARIANTS_DIR, find
+from bench.registry import VARIANTS_DIR, RegistryError, find
 
 TAIL_LINES = 20
 
@@ -40,6 +40,8 @@ class Attempt:
     outcome: Outcome | None = None
     log: str = ""
     load_average_after: list[float] | None = None
+    begun: bool = False
+    """whether the reporter knows of it"""
     error: str | None = None
     """what kept the harness itself from carrying it out"""
 
@@ -85,7 +87,12 @@ class Runner:
             self._yardsticks[name] = self._earlier(name)
             if self._yardsticks[name] is None:
                 self.reporter.note(f"no run of {name} with these flags yet: it is run now, to compare with")
-                record = self._run(Job(find(name), 1, "none", order=-1), "to compare with")
+                try:
+                    job = Job(find(name), 1, "none", order=-1)
+                except RegistryError as error:  # somebody edits the variants meanwhile
+                    self.reporter.warn(str(error))
+                    return None
+                record = self._run(job, "to compare with")
                 self._yardsticks[name] = record if parity.is_reference(record, name) else None
         return self._yardsticks.get(name)
 
@@ -145,7 +152,7 @@ class Runner:
             with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
                 self._carry_out(attempt, position, Path(scratch))
         except (OSError, RuntimeError) as error:
-            if attempt.outcome is None:
+            if not attempt.begun:
                 self.reporter.begin(job, position, shown_command(attempt.command), nowhere, nowhere)
             attempt.error = _in_a_line(error)
         attempt.load_average_after = provenance.load_average()
@@ -158,6 +165,7 @@ class Runner:
         command = launch.command(job, config_argv(replace(self._outputs(job), record=str(raw))))
         environment = launch.child_environment(os.environ, job, cores, progress)
         log.touch()
+        attempt.begun = True
         self.reporter.begin(job, position, shown_command(command), progress, log)
         run = Run(command, environment, run_id=attempt.name, log=log)
         attempt.outcome = run.wait(self.run_timeout_s, self.stop, self.reporter.tick)
@@ -228,21 +236,19 @@ class Runner:
             records.write(record)
             return record
         except OSError as error:
-            kept = self.unstored.get(record.path.name, "")
-            if kept is None:  # it is lost, and we said so
+            if record.path.name in self.unstored:  # we have said so, and what is kept lacks its parity alone
                 return record
-            rescued = Record(Path(tempfile.gettempdir(), record.path.name), record.raw)
-            place: str | None = str(rescued.path)
-            try:
-                records.write(rescued)
-            except OSError:
-                place = None
-            self.unstored[record.path.name] = place
+            rescued: Record | None = None
+            with contextlib.suppress(OSError):  # gettempdir raises it too, when no folder can be written to
+                elsewhere = Record(Path(tempfile.gettempdir(), record.path.name), record.raw)
+                records.write(elsewhere)
+                rescued = elsewhere
+            self.unstored[record.path.name] = str(rescued.path) if rescued else None
             self.reporter.warn(
                 f"the record could not be written to {record.path} ({error.strerror or error}): "
-                + (f"kept in {place}" if place else "and lost")
+                + (f"kept in {rescued.path}" if rescued else "and lost")
             )
-            return rescued if place else record
+            return rescued or record
 
 
 def _in_a_line(error: BaseException) -> str:

@@ -102,6 +102,28 @@ def test_a_record_that_cannot_be_stored_is_kept_elsewhere(
     assert f"No space left on device): kept in {record.path}" in capsys.readouterr().err
 
 
+def test_a_record_without_any_place_is_lost_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(record: Record) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    stream = io.StringIO()
+    at_work = runner(tmp_path)
+    at_work._yardsticks["single"] = None
+    at_work.reporter = Reporter(quiet=True, stream=stream)
+    job = own(script(tmp_path, "mine"))
+    attempt = at_work._attempt(job, "1/1")
+    monkeypatch.setattr("bench.records.write", full)
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    monkeypatch.setattr(at_work, "_attempt", lambda *_: attempt)
+    (record,) = at_work.run_all([job])
+    assert record.ok
+    assert at_work.unstored == {record.path.name: None}
+    assert stream.getvalue().count("and lost") == 1
+
+
 def test_a_parity_that_breaks_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise ZeroDivisionError("float division by zero")
