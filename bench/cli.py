@@ -10,6 +10,7 @@ from typing import NoReturn
 import click
 
 from bench.flags import Config, Parsed, config_options, real, whole
+from bench.plan import LAUNCHERS
 from bench.report_command import report
 
 
@@ -70,7 +71,7 @@ def diff(a: str, b: str | None, context: int) -> None:
 )
 @click.option(
     "--launcher",
-    type=click.Choice(("torchrun", "launch", "spawn")),
+    type=click.Choice(LAUNCHERS),
     help="what starts the ranks  [default: torchrun, or the variant itself]",
 )
 @click.option(
@@ -141,7 +142,7 @@ def export(results_dir: str, what: str, output: str) -> None:
     try:
         lines, problems = write(Path(results_dir), what, output)
     except OSError as error:
-        raise click.UsageError(f"cannot write to {output}: {error.strerror}") from None
+        raise click.UsageError(f"cannot write to {output}: {error.strerror or error}") from None
     for line in problems:
         click.echo(f"left out: {line}", err=True)
     click.echo(f"{lines} lines", err=True)
@@ -155,6 +156,9 @@ def main() -> NoReturn:
     try:
         bench.main(prog_name="python -m bench", standalone_mode=False)
     except click.ClickException as error:
+        if isinstance(error, getattr(click.exceptions, "NoArgsIsHelpError", ())):  # click 8.2 and later
+            error.show()
+            sys.exit(error.exit_code)
         command = getattr(error, "ctx", None)
         name = command.command_path if command else "python -m bench"
         print(f"{name}: error: {' '.join(error.format_message().split())}", file=sys.stderr)

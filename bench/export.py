@@ -78,6 +78,13 @@ def write(results_dir: Path, what: str, output: str) -> tuple[int, list[str]]:
     Gives the number of lines, and a line for each file that is no record.
     """
     found, problems = records.read_all(results_dir)
-    frame = {"runs": runs, "steps": steps}[what](found)
+    frames = []
+    for record in found:
+        try:
+            frames.append({"runs": runs, "steps": steps}[what]([record]))
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
+            problems.append(f"{record.path.name}: {type(error).__name__} {error}")
+    filled = [frame for frame in frames if len(frame)]
+    frame = pd.concat(filled, ignore_index=True) if filled else pd.DataFrame()
     frame.to_csv(sys.stdout if output == "-" else output, index=False)
     return len(frame), problems

@@ -4,6 +4,7 @@ import importlib.util
 import sys
 from collections.abc import Callable
 from dataclasses import Field, fields
+from pathlib import PurePath
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,7 @@ def _load_config_module() -> ModuleType:
 
 _config = _load_config_module()
 Config = _config.Config
+TRAINING_SET: int = _config.TRAINING_SET
 flag_name: Callable[[Field], str] = _config.flag_name
 whole: Callable[[int], Callable[[str], int]] = _config.whole
 real: Callable[..., Callable[[str], float]] = _config.real
@@ -75,3 +77,16 @@ def config_argv(cfg: Any) -> list[str]:
 def training_config(cfg: Any) -> dict[str, Any]:
     """`cfg` as a record holds it: what is trained, without where things are written."""
     return {spec.name: getattr(cfg, spec.name) for spec in fields(Config) if not spec.metadata["output"]}
+
+
+def stored_config(cfg: Any) -> dict[str, Any]:
+    """`cfg` as records hold it: what was trained, and no absolute path."""
+    return stored(training_config(cfg))
+
+
+def stored(config: dict[str, Any]) -> dict[str, Any]:
+    """The `config` of a record as a variant wrote it, without an absolute path."""
+    data_dir = config.get("data_dir")
+    if isinstance(data_dir, str) and PurePath(data_dir).is_absolute():
+        return {**config, "data_dir": PurePath(data_dir).name}
+    return config

@@ -11,11 +11,13 @@ import socket
 from dataclasses import dataclass
 from typing import Any
 
+from bench.flags import TRAINING_SET, stored
 from bench.launch import threads_per_rank
 from bench.plan import Job
 from bench.processes import Outcome
-from bench.records import SCHEMA
+from bench.records import SCHEMA, missing_measurement
 
+TEST_SET = 10_000
 UNAVAILABLE = 69  # variants/core/config.py: this technique cannot run on this machine
 _SIXTEEN_BITS = ("bfloat16", "float16")
 
@@ -28,22 +30,33 @@ class Verdict:
     reason: str | None = None
 
 
-def judge(raw: dict[str, Any] | None, outcome: Outcome, job: Job, usable_cores: int, log: str) -> Verdict:
-    """The verdict on a run that ended by itself. `raw`: what it recorded; `log`: what its ranks printed."""
+def judge(
+    raw: dict[str, Any] | None,
+    outcome: Outcome,
+    job: Job,
+    config: dict[str, Any],
+    usable_cores: int,
+    log: str,
+) -> Verdict:
+    """The verdict on a run that ended by itself.
+
+    `raw`: what it recorded; `config`: what it was to train (see bench.flags.stored_config); `log`: what its
+    ranks printed.
+    """
     if outcome.exit_code != 0:
         unavailable = re.search(r"^\S+: unavailable: (.+)$", log, re.MULTILINE)
-        if unavailable:
+        if unavailable and _first_to_fail(outcome.exit_code, log)[1] == UNAVAILABLE:
             return Verdict("skipped", unavailable.group(1))
         return Verdict("failed", cause_of_death(outcome.exit_code, log))
     try:
-        return _judge_record(raw, job, usable_cores)
-    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        return _judge_record(raw, job, config, usable_cores)
+    except (KeyError, TypeError, AttributeError, IndexError, ValueError) as error:
         # A script of the user's may write a record by other means than StepLog.
         return Verdict("failed", f"its record cannot be read: {type(error).__name__} {error}")
 
 
-def _judge_record(raw: dict[str, Any] | None, job: Job, usable_cores: int) -> Verdict:
-    problem = _missing(raw, job) or _mismatch(raw, job, usable_cores)
+def _judge_record(raw: dict[str, Any] | None, job: Job, config: dict[str, Any], usable_cores: int) -> Verdict:
+    problem = _missing(raw, job) or _mismatch(raw, job, config, usable_cores)
     if problem:
         return Verdict("failed", problem)
     diverged = _first_bad_step(raw)
@@ -69,16 +82,58 @@ def _missing(raw: dict[str, Any] | None, job: Job) -> str | None:
         counts = {len(part["step_ms"]), len(part["loss"])}
         if counts != {raw["steps"]}:
             return f"rank {part['rank']} left {min(counts)} steps of {raw['steps']}"
-    return None
+    if raw["precision"]["compute"] is None:
+        return "the loss handed to log.step has no graph: what it was computed in cannot be seen"
+    lacking = missing_measurement(raw)
+    return f"its record lacks {lacking}" if lacking else None
 
 
 def _ranks(count: int) -> str:
     return f"{count} rank{'s' * (count > 1)}"
 
 
-def _mismatch(raw: dict[str, Any], job: Job, usable_cores: int) -> str | None:
+def _mismatch(raw: dict[str, Any], job: Job, config: dict[str, Any], usable_cores: int) -> str | None:
     """Where what ran is not what was asked for, or None."""
-    return _precision_mismatch(raw) or _thread_mismatch(raw, job, usable_cores) or _weights_mismatch(raw)
+    return (
+        _config_mismatch(raw, config)
+        or _work_mismatch(raw, config, job)
+        or _precision_mismatch(raw)
+        or _thread_mismatch(raw, job, usable_cores)
+        or _weights_mismatch(raw)
+    )
+
+
+def _config_mismatch(raw: dict[str, Any], config: dict[str, Any]) -> str | None:
+    """The first flag that the variant did not train by: a script may build a Config of its own."""
+    trained = stored(raw["config"])
+    for name, asked in config.items():
+        if name not in trained:
+            return f"its record does not say which {name} it trained with"
+        if trained[name] != asked:
+            return f"asked for {name} {asked}, trained with {trained[name]}"
+    return None
+
+
+def _work_mismatch(raw: dict[str, Any], config: dict[str, Any], job: Job) -> str | None:
+    """Whether it left out images, or epochs. A run that was resumed has made the rest of its epochs alone."""
+    epochs, steps = len(raw["epochs"]), raw["steps"]
+    if epochs > config["epochs"]:
+        return f"asked for epochs {config['epochs']}, it trained {epochs}"
+    images = config["train_images"] or TRAINING_SET
+    # DistributedSampler gives each rank the same number of images, some twice, when they do not divide.
+    padded = images + -images % job.world_size
+    allowed = {epochs * (count // config["global_batch_size"]) for count in (images, padded)}
+    if steps not in allowed:
+        return f"it made {steps} steps, {_epochs(epochs)} of {images} images have {min(allowed)}"
+    for epoch in raw["epochs"]:
+        tested = epoch.get("test_images")
+        if tested is not None and tested != TEST_SET:
+            return f"it tested on {tested} images, its test_images are to be {TEST_SET}"
+    return None
+
+
+def _epochs(count: int) -> str:
+    return f"{count} epoch{'s' * (count > 1)}"
 
 
 def _precision_mismatch(raw: dict[str, Any]) -> str | None:
@@ -91,8 +146,10 @@ def _thread_mismatch(raw: dict[str, Any], job: Job, usable_cores: int) -> str | 
     threads = [part["threads"] for part in raw["ranks"]]
     if len(set(threads)) > 1:
         return f"its ranks ran with different numbers of threads: {threads}"
+    if _on_gpu(raw):  # there the host's threads take no part in the training
+        return None
     allowed = threads_per_rank(usable_cores, job.world_size)
-    if threads[0] > allowed:
+    if threads[0] != allowed:
         return f"each rank ran {threads[0]} threads, all rows are to run {allowed}"
     return None
 
@@ -104,6 +161,10 @@ def _weights_mismatch(raw: dict[str, Any]) -> str | None:
         return None
     others = [str(part["rank"]) for part in raw["ranks"] if part["weights_sha256"] != digests[0]]
     return f"the weights drifted apart: rank{'s' * (len(others) > 1)} {', '.join(others)} differ from rank 0"
+
+
+def _on_gpu(raw: dict[str, Any]) -> bool:
+    return raw["ranks"][0]["device"].startswith("cuda")
 
 
 def _first_bad_step(raw: dict[str, Any]) -> int | None:
@@ -119,9 +180,16 @@ def _remarks(raw: dict[str, Any]) -> list[str]:
         remarks.append("pass-through: nn.DataParallel ran 1 replica")
     if raw.get("apex"):
         stand_in = raw["apex"]["name"] == "stand-in"
-        remarks.append(f"stand-in for apex: {raw['apex']['reason']}" if stand_in else raw["apex"]["name"])
+        emulated = f"emulated: stand-in for apex: {raw['apex']['reason']}"
+        remarks.append(emulated if stand_in else raw["apex"]["name"])
+    if "AllReduceBatchNorm" in (raw.get("batch_norms") or []):
+        remarks.append(
+            "emulated: a batch norm of ours over an all-reduce, as nn.SyncBatchNorm has no CPU kernels"
+        )
+    if raw["world_size"] > 1 and raw.get("replicated", True) and raw["ranks"][0]["weights_sha256"] is None:
+        remarks.append("the weights of its ranks were not compared: its StepLog was given no Checkpoint")
     devices = {(part["host"], part["device"]) for part in raw["ranks"]}
-    on_gpu = raw["ranks"][0]["device"].startswith("cuda")
+    on_gpu = _on_gpu(raw)
     if on_gpu and len(devices) < raw["world_size"]:
         gpus = f"{len(devices)} GPU{'s' * (len(devices) > 1)}"
         remarks.append(f"{raw['world_size']} ranks share {gpus}, over {raw['backend']}")

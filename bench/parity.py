@@ -13,6 +13,7 @@ TWIN = "single_reordered"
 UNDECIDED = "undecided"
 EXACT_TOLERANCE = 1e-9
 LOCAL = "ddp"
+YARDSTICKS = (REFERENCE, TWIN, LOCAL)
 TWIN_FACTOR, CAP_FACTOR, LAST_PLACES = 10.0, 3.0, 8
 _EPSILON = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 _NOT_COMPARED = ("warmup_steps", "timeout", "amp_dtype", "opt_level")  # they change no step of `single`

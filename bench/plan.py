@@ -29,13 +29,13 @@ def select(names: Sequence[str]) -> list[tuple[Variant, bool]]:
     """The variants of these names and paths, each once, and whether it was named itself or meant by `all`."""
     chosen: dict[Variant, bool] = {}
     for name in names:
-        if name == "all":
-            for variant in variants().values():
-                if variant.kind == "method":
-                    chosen.setdefault(variant, False)
-            continue
         try:
-            chosen[find(name)] = True
+            if name == "all":
+                for variant in variants().values():
+                    if variant.kind == "method":
+                        chosen.setdefault(variant, False)
+            else:
+                chosen[find(name)] = True
         except RegistryError as error:
             raise PlanError(str(error)) from None
     twice = {variant.name for variant in chosen if sum(v.name == variant.name for v in chosen) > 1}
@@ -61,6 +61,32 @@ def launcher_of(variant: Variant, asked: str | None, named: bool) -> str:
 def size_of(variant: Variant, world_size: int) -> int:
     """The ranks it runs on when the user wants `world_size`."""
     return 1 if variant.ranks == "one" else world_size
+
+
+def one_rank_notes(
+    chosen: Sequence[tuple[Variant, bool]], world_size: int | None, launcher: str | None
+) -> list[str]:
+    """A line for each variant named that runs one rank though the user asked for more, or for a launcher.
+
+    Raises PlanError for a script of the user's that does not say itself who starts its ranks: ours was a
+    guess.
+    """
+    asked = []
+    if world_size is not None and world_size > 1:
+        asked.append(f"--world-size {world_size}")
+    if launcher is not None:
+        asked.append(f"--launcher {launcher}")
+    notes = []
+    for variant, named in chosen:
+        if not asked or not named or variant.ranks != "one":
+            continue
+        if variant.kind == "own" and not variant.states_ranks:
+            raise PlanError(
+                f"{variant.name} looks like a script of one process, so {asked[0]} does not go with it; "
+                "state `Ranks: launcher` in its docstring if it wants ranks, else `Ranks: one`"
+            )
+        notes.append(f"{variant.name} runs as one process: {' and '.join(asked)} changes nothing for it")
+    return notes
 
 
 def check(chosen: Sequence[tuple[Variant, bool]], cfg: Any, world_size: int) -> None:

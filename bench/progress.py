@@ -26,6 +26,10 @@ class Reporter:
         if not self.quiet:
             self._print(f"note: {text}")
 
+    def warn(self, text: str) -> None:
+        """One line the user must know of, however quiet it is to be."""
+        self._print(f"warning: {text}")
+
     def begin(self, job: Job, position: str, command: list[str], progress: Path, log: Path) -> None:
         """A run starts; `progress` is the file in which its rank 0 says how far it is."""
         self._job, self._position, self._progress, self._log = job, position, progress, log
@@ -46,10 +50,13 @@ class Reporter:
             self._next = now + _REFRESH_S
             self._live.show(self._head, *_steps(self._progress), now - self._began)
 
-    def end(self, record: Record) -> None:
-        """A run is over, and judged."""
+    def log_ends(self) -> None:
+        """The run has printed its last: after this call its log is moved elsewhere."""
         if self.verbose:
             self._echo_log()
+
+    def end(self, record: Record) -> None:
+        """A run is over, and judged."""
         if self._live:
             self._live.clear()
         if self.quiet:

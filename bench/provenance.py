@@ -1,12 +1,15 @@
 """Where a number comes from: the code, the commit, the load of the machine; and names kept out of it."""
 
+import contextlib
 import getpass
 import hashlib
+import importlib.machinery
 import importlib.metadata
 import os
 import re
 import socket
 import subprocess
+import sys
 from pathlib import Path, PurePosixPath
 
 from bench.registry import VARIANTS_DIR
@@ -39,13 +42,30 @@ def _git(*arguments: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def code_digest() -> str:
-    """16 hex digits over the reference variant and the core: equal only when both are the same text."""
+def code_digest(model: str = "convnet") -> str:
+    """16 hex digits over all variants, the core and the file of a `--model` of the user's: of their text."""
     digest = hashlib.sha256()
-    for path in [VARIANTS_DIR / "single.py", *sorted((VARIANTS_DIR / "core").rglob("*.py"))]:
+    for path in sorted(VARIANTS_DIR.rglob("*.py")):
         digest.update(path.relative_to(VARIANTS_DIR).as_posix().encode() + b"\0")
         digest.update(path.read_bytes() + b"\0")
+    own = _module_file(model.partition(":")[0]) if ":" in model else None
+    if own:
+        digest.update(model.encode() + b"\0" + own.read_bytes())
     return digest.hexdigest()[:16]
+
+
+def _module_file(module: str) -> Path | None:
+    """The file of `package.module`, found without importing anything of it; None when that does not tell."""
+    first, *rest = module.split(".")
+    spec = importlib.machinery.PathFinder.find_spec(first, [os.getcwd(), str(VARIANTS_DIR), *sys.path])
+    if spec is None:
+        return None
+    if not rest:
+        found = [Path(spec.origin)] if spec.origin else []
+    else:
+        places = [Path(place, *rest) for place in spec.submodule_search_locations or []]
+        found = [path for place in places for path in (place.with_suffix(".py"), place / "__init__.py")]
+    return next((path for path in found if path.suffix == ".py" and path.is_file()), None)
 
 
 def version() -> str | None:
@@ -66,8 +86,11 @@ def load_average() -> list[float] | None:
 
 def scrub(text: str) -> str:
     """`text` without absolute paths, the name of this host and that of the user's home."""
-    text = text.replace(f"{ROOT}{os.sep}", "").replace(f"{Path.cwd()}{os.sep}", "")
-    text = re.sub(rf"{re.escape(str(Path.home()))}(?![\w-])", "~", text)
+    text = text.replace(f"{ROOT}{os.sep}", "")
+    with contextlib.suppress(OSError):  # the folder we were started in may be gone
+        text = text.replace(f"{Path.cwd()}{os.sep}", "")
+    with contextlib.suppress(RuntimeError):  # a container may run under a number without a home
+        text = re.sub(rf"{re.escape(str(Path.home()))}(?![\w-])", "~", text)
     text = _WINDOWS_PATH.sub(lambda found: _tail(found.group().replace("\\", "/")), text)
     text = _POSIX_PATH.sub(lambda found: _tail(found.group()), text)
     for name, instead in ((socket.gethostname(), "<host>"), (_user(), "<user>")):

@@ -1,13 +1,12 @@
 """Raw records: what a run wrote, found and read again. Nothing here trusts what it reads."""
 
-import contextlib
 import json
 import math
-import os
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from bench.files import replace_text
 
 SCHEMA = 1
 STATUSES = ("ok", "failed", "skipped", "timeout", "interrupted", "diverged")
@@ -23,10 +22,12 @@ class Record:
 
     raw["run"] holds: status (one of STATUSES), reason (one line, or None), command_id (one per `bench run`),
     order (position in the whole command, -1 for a reference run that nobody asked for), repeat (0-based),
-    asked_world_size, launcher, argv, omp_num_threads, launched_at, wall_s, exit_code, load_average (just
-    before), commit, dirty, code (see provenance.code_digest), harness (version), log (path from the record's
-    folder), log_tail (last lines, unless ok), parity (see bench/parity.py, None for `single`). A run that
-    failed before it wrote anything has `run`, `variant`, `config` and `environment` alone.
+    asked_world_size, launcher, argv, omp_num_threads, launched_at, wall_s, exit_code (None when it was never
+    started), load_average (just before), load_average_after, alone (whether no other `bench run` was at work
+    on this machine when the command began; None when that is not known), commit, dirty, code (see
+    provenance.code_digest), harness (version), log (path from the record's folder), log_tail (last lines,
+    unless ok), parity (see bench/parity.py, None for `single`). A run that failed before it wrote anything
+    has `run`, `variant`, `config` and `environment` alone.
     """
 
     path: Path
@@ -64,22 +65,18 @@ def _strict(value: Any) -> Any:
 
 def write(record: Record) -> None:
     """Write the record, in whole or not at all, even when the power is cut; may raise OSError."""
-    temporary = record.path.with_name(f".{record.path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "w", encoding="utf-8") as file:
-            file.write(to_json(record.raw) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, record.path)
-    finally:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
+    replace_text(record.path, to_json(record.raw) + "\n")
+
+
+def from_json(text: str) -> Any:
+    """What `text` says; the NaN and Infinity of lax writers become None, as `to_json` would have put them."""
+    return json.loads(text, parse_constant=lambda _: None)
 
 
 def read(path: Path) -> Record:
     """The record at `path`; raises RecordError when it is truncated, foreign or of another version."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RecordError(f"{path.name}: not read: {str(error).splitlines()[0]}") from None
     problem = _problem(raw)
@@ -103,17 +100,6 @@ def read_all(folder: Path, pattern: str = "*.json") -> tuple[list[Record], list[
     ), problems
 
 
-def latest(records: Iterable[Record]) -> dict[str, list[Record]]:
-    """By variant, the records of its newest command (all its repeats)."""
-    newest: dict[str, list[Record]] = {}
-    for record in records:
-        group = newest.setdefault(record.variant, [])
-        if group and group[0].run.get("command_id") != record.run.get("command_id"):
-            group.clear()
-        group.append(record)
-    return newest
-
-
 def _problem(raw: Any) -> str | None:
     if not isinstance(raw, dict) or "schema" not in raw:
         return "is no record of a run"
@@ -126,21 +112,52 @@ def _problem(raw: Any) -> str | None:
         or run.get("status") not in STATUSES
     ):
         return "lacks its variant or the status of its run"
-    if run["status"] == "ok" and not _has_measurements(raw):
-        return "says ok but lacks its measurements"
+    lacking = missing_measurement(raw) if run["status"] == "ok" else None
+    return f"says ok but lacks its measurements: {lacking}" if lacking else None
+
+
+def missing_measurement(raw: dict[str, Any]) -> str | None:
+    """The part that an ok record lacks, or holds in a form that nothing could be computed from; or None."""
+    config, precision, steps = raw.get("config"), raw.get("precision"), raw.get("steps")
+    ranks, epochs = raw.get("ranks"), raw.get("epochs")
+    if not isinstance(steps, int) or steps < 1:
+        return "steps"
+    if not isinstance(config, dict):
+        return "config"
+    for key in ("epochs", "global_batch_size", "warmup_steps"):
+        if not isinstance(config.get(key), int):
+            return f"config.{key}"
+    if not isinstance(precision, dict) or not isinstance(precision.get("compute"), str):
+        return "precision.compute"
+    if "scaler" not in precision:
+        return "precision.scaler"
+    for key in ("device", "backend"):
+        if key not in raw:
+            return key
+    if not isinstance(epochs, list) or not epochs:
+        return "epochs"
+    for epoch in epochs:
+        if not isinstance(epoch, dict) or not _is_number(epoch.get("test_accuracy")):
+            return "epochs.test_accuracy"
+    if not isinstance(ranks, list) or len(ranks) != raw.get("world_size"):
+        return "ranks"
+    for part in ranks:
+        if not isinstance(part, dict) or "rank" not in part:
+            return "ranks.rank"
+        times, losses = part.get("step_ms"), part.get("loss")
+        if not _is_list(times, steps) or not all(_is_number(value) and value > 0 for value in times):
+            return "ranks.step_ms"
+        if not _is_list(losses, steps) or not all(value is None or _is_number(value) for value in losses):
+            return "ranks.loss"
+        for key in ("peak_allocated_bytes", "peak_reserved_bytes", "peak_rss_bytes"):
+            if part.get(key) is not None and not _is_number(part[key]):
+                return f"ranks.{key}"
     return None
 
 
-def _has_measurements(raw: dict[str, Any]) -> bool:
-    """Whether each rank left as many step times and losses as the record says steps."""
-    ranks, steps = raw.get("ranks"), raw.get("steps")
-    return (
-        isinstance(ranks, list)
-        and isinstance(steps, int)
-        and len(ranks) == raw.get("world_size")
-        and all(
-            isinstance(part, dict) and isinstance(part.get(key), list) and len(part[key]) == steps
-            for part in ranks
-            for key in ("step_ms", "loss")
-        )
-    )
+def _is_list(value: Any, length: int) -> bool:
+    return isinstance(value, list) and len(value) == length
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

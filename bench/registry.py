@@ -1,6 +1,7 @@
 """The variants there are, read from the docstrings of their files; no variant is imported."""
 
 import ast
+import inspect
 import re
 from dataclasses import dataclass
 from functools import cached_property
@@ -32,13 +33,18 @@ class Variant:
             raise RegistryError(f"{self.path.name} cannot be read: {error}") from None
 
     @cached_property
-    def docstring(self) -> str:
-        """The docstring of the file; raises RegistryError when the file is no Python or has none."""
+    def _written_docstring(self) -> str:
+        """The docstring as it stands in the file; raises RegistryError when the file is no Python."""
         try:
-            text = ast.get_docstring(ast.parse(self.source))
+            text = ast.get_docstring(ast.parse(self.source), clean=False)
         except (SyntaxError, ValueError) as error:
             raise RegistryError(f"{self.path.name} cannot be read as Python: {error}") from None
         return text or ""
+
+    @property
+    def docstring(self) -> str:
+        """The docstring, dedented."""
+        return inspect.cleandoc(self._written_docstring)
 
     def checked(self) -> "Variant":
         """Itself; raises RegistryError when the file is no Python or says what we do not know."""
@@ -55,10 +61,9 @@ class Variant:
 
     @property
     def command(self) -> str | None:
-        """The command that launches the file by hand."""
-        found = re.search(
-            r"^ *((?:PYTHONPATH=variants )?(?:torchrun|python|accelerate) .+)$", self.docstring, re.MULTILINE
-        )
+        """The command that launches the file by hand: an indented line, as prose may begin with `python`."""
+        pattern = r"^ +((?:PYTHONPATH=variants )?(?:torchrun|python|accelerate) .+)$"
+        found = re.search(pattern, self._written_docstring, re.MULTILINE)
         return found.group(1).strip() if found else None
 
     @property
@@ -78,8 +83,13 @@ class Variant:
         if self._field("Ranks"):
             return self._field("Ranks")
         if self.command is None:  # a script of the user's may say nothing: one that joins a group wants ranks
-            return "launcher" if "init_process_group" in self.path.read_text(encoding="utf-8") else "one"
+            return "launcher" if "init_process_group" in self.source else "one"
         return "launcher" if self.command.startswith("torchrun") else "one"
+
+    @property
+    def states_ranks(self) -> bool:
+        """Whether the docstring says who starts its ranks, rather than that we guess it."""
+        return self._field("Ranks") is not None
 
     def _field(self, key: str) -> str | None:
         found = re.search(rf"^ *{key}: (.+)$", self.docstring, re.MULTILINE)

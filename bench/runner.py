@@ -1,6 +1,6 @@
 """Carries out the plan: starts each run, judges it, and stores its record as soon as it ends."""
 
-import json
+import contextlib
 import os
 import secrets
 import tempfile
@@ -11,13 +11,14 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from bench import launch, parity, provenance, records
-from bench.flags import config_argv, training_config
+from bench.files import replace_text
+from bench.flags import config_argv, stored_config
 from bench.judge import Verdict, judge, last_words
-from bench.plan import REFERENCE, Job
+from bench.plan import REFERENCE, Job, launcher_of
 from bench.processes import Outcome, Run, Stop
 from bench.progress import Reporter
 from bench.records import Record
-from bench.registry import VARIANTS_DIR, find
+from bench.registry import VARIANTS_DIR, RegistryError, find
 
 TAIL_LINES = 20
 
@@ -32,14 +33,26 @@ class Attempt:
     omp_num_threads: str
     launched_at: str
     load_average: list[float] | None
+    commit: str | None = None
+    dirty: bool | None = None
+    code: str | None = None
     raw: dict[str, Any] | None = None
     outcome: Outcome | None = None
     log: str = ""
+    load_average_after: list[float] | None = None
+    begun: bool = False
+    """whether the reporter knows of it"""
+    error: str | None = None
+    """what kept the harness itself from carrying it out"""
 
 
 @dataclass
 class Runner:
-    """One `bench run`: its records all carry the same `command_id`."""
+    """One `bench run`: its records all carry the same `command_id`.
+
+    `alone`: see Record. `unstored`: by their file's name, the records that could not be put where they
+    belong, and where they are instead; None for one that is lost.
+    """
 
     cfg: Any
     environment: dict[str, Any]
@@ -48,13 +61,11 @@ class Runner:
     run_timeout_s: float
     reporter: Reporter
     repeats: int = 1
+    alone: bool | None = True
+    unstored: dict[str, str | None] = field(default_factory=dict)
     command_id: str = field(default_factory=lambda: secrets.token_hex(8))
-    _yardsticks: dict[str, Record | None] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self._commit, self._dirty = provenance.commit()
-        self._code = provenance.code_digest()
-        self._version = provenance.version()
+    _version: str | None = field(default_factory=provenance.version)
+    _yardsticks: dict[tuple[str, int], Record | None] = field(default_factory=dict)
 
     def run_all(self, jobs: Sequence[Job]) -> list[Record]:
         """The records of the jobs begun, in order. A stop ends the one that runs, and begins no other."""
@@ -67,67 +78,108 @@ class Runner:
             done.append(self._run(job, f"{number + 1}/{len(jobs)}"))
         return done
 
-    def _yardstick(self, name: str) -> Record | None:
-        """A run of `single`, or of its twin, to compare with: of this command, an earlier one, or a new one.
+    def _yardstick(self, name: str, world_size: int = 1) -> Record | None:
+        """A run to compare with: of `single`, of its twin, or of `ddp` on as many ranks.
 
-        None when it failed, and it is not tried again: it would fail before each variant.
+        It is one of this command, an earlier one, or a new one. None when it failed, and it is not tried
+        again: it would fail before each variant.
         """
-        if name not in self._yardsticks and not self.stop:
-            self._yardsticks[name] = self._earlier(name)
-            if self._yardsticks[name] is None:
+        key = (name, world_size)
+        if key not in self._yardsticks and not self.stop:
+            self._yardsticks[key] = self._earlier(name, world_size)
+            if self._yardsticks[key] is None:
                 self.reporter.note(f"no run of {name} with these flags yet: it is run now, to compare with")
-                record = self._run(Job(find(name), 1, "none", order=-1), "to compare with")
-                self._yardsticks[name] = record if parity.is_reference(record, name) else None
-        return self._yardsticks.get(name)
+                variant = find(name)
+                job = Job(variant, world_size, launcher_of(variant, None, named=False), order=-1)
+                record = self._run(job, "to compare with")
+                self._yardsticks[key] = record if parity.is_reference(record, name) else None
+        return self._yardsticks.get(key)
 
-    def _earlier(self, name: str) -> Record | None:
-        earlier, _ = records.read_all(self.folder, f"{name}-*.json")
-        return parity.find_reference(earlier, self.environment, stored_config(self.cfg), self._code, name)
+    def _earlier(self, name: str, world_size: int) -> Record | None:
+        try:
+            earlier, _ = records.read_all(self.folder, f"{name}-*.json")
+            code = provenance.code_digest(self.cfg.model)
+            config = stored_config(self.cfg)
+            return parity.find_reference(earlier, self.environment, config, code, name, world_size)
+        except Exception as error:  # an old record that is odd in a way we did not think of
+            self.reporter.warn(f"the earlier runs of {name} could not be used: {_in_a_line(error)}")
+            return None
 
     def _run(self, job: Job, position: str) -> Record:
         """Run one job to its end and store its record."""
         attempt = self._attempt(job, position)
-        name = job.variant.name
-        record = Record(self.folder / f"{attempt.name}.json", self._raw(attempt))
-        if name in (REFERENCE, parity.TWIN) and name not in self._yardsticks:
-            self._yardsticks[name] = record if parity.is_reference(record, name) else self._earlier(name)
+        name, key = job.variant.name, (job.variant.name, job.world_size)
+        # Stored before it is compared with anything: whatever goes wrong there, the run is safe.
+        record = self._store(Record(self.folder / f"{attempt.name}.json", self._raw(attempt)))
+        if name in parity.YARDSTICKS and key not in self._yardsticks:
+            usable = parity.is_reference(record, name)
+            self._yardsticks[key] = record if usable else self._earlier(*key)
         if name != REFERENCE and record.ok:
-            own_twin = record if name == parity.TWIN else None  # within its own measure by definition
-            record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE), own_twin)
-        record = self._store(record)
+            record = self._compare(record)
         self.reporter.end(record)
-        if parity.needs_twin(record.run["parity"]):
-            # The record is safe by now: the twin may take as long as the run itself.
-            twin = self._yardstick(parity.TWIN)
-            record.run["parity"] = parity.parity(record.raw, self._yardstick(REFERENCE), twin)
-            record = self._store(record)
         return record
 
+    def _compare(self, record: Record) -> Record:
+        """The record with its parity, stored again; a comparison that breaks is told in the row's reason."""
+        twin = record if record.variant == parity.TWIN else None  # within its own measure by definition
+        local = None
+        try:
+            for _ in parity.YARDSTICKS:  # each verdict may ask for one more run to compare with
+                found = parity.parity(record.raw, self._yardstick(REFERENCE), twin, local)
+                record.run["parity"] = found
+                if (wanted := parity.needs(found)) is None:
+                    break
+                if wanted == parity.TWIN:
+                    twin = self._yardstick(parity.TWIN)
+                else:
+                    local = self._yardstick(wanted, record.raw["world_size"])
+        except Exception as error:
+            record.run["parity"] = None
+            problem = f"its parity could not be judged: {_in_a_line(error)}"
+            record.run["reason"] = "; ".join(filter(None, [record.run["reason"], problem]))
+        return self._store(record)
+
     def _attempt(self, job: Job, position: str) -> Attempt:
-        """Start the job's processes and wait for their end; none is left afterwards."""
+        """Run the job's processes to their end; none is left afterwards. What breaks is kept as its error."""
         now = datetime.now(timezone.utc)
-        name = f"{job.variant.name}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}"
-        log = self.folder / "logs" / f"{name}.log"
-        with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
-            raw, progress = Path(scratch, "record.json"), Path(scratch, "progress")
-            command = launch.command(job, config_argv(replace(self._outputs(job), record=str(raw))))
-            environment = launch.child_environment(
-                os.environ, job, self.environment["usable_cores"], progress
-            )
-            attempt = Attempt(
-                job=job,
-                name=name,
-                command=command,
-                omp_num_threads=environment["OMP_NUM_THREADS"],
-                launched_at=now.isoformat(timespec="seconds"),
-                load_average=provenance.load_average(),
-            )
-            self.reporter.begin(job, position, shown_command(command), progress, log)
-            run = Run(command, environment, run_id=name, log=log)
-            attempt.outcome = run.wait(self.run_timeout_s, self.stop, self.reporter.tick)
-            attempt.raw = _read_raw(raw)
-        attempt.log = _settle_log(log)
+        attempt = Attempt(
+            job=job,
+            name=f"{job.variant.name}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",
+            command=launch.command(job, config_argv(self._outputs(job))),
+            omp_num_threads=str(launch.threads_per_rank(self.environment["usable_cores"], job.world_size)),
+            launched_at=now.isoformat(timespec="seconds"),
+            load_average=provenance.load_average(),
+        )
+        nowhere = Path(os.devnull)
+        try:
+            # Files may have changed since the last run: in a long command, somebody edits them.
+            attempt.commit, attempt.dirty = provenance.commit()
+            attempt.code = provenance.code_digest(self.cfg.model)
+            with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
+                self._carry_out(attempt, position, Path(scratch))
+        except (OSError, RuntimeError) as error:
+            if not attempt.begun:
+                self.reporter.begin(job, position, shown_command(attempt.command), nowhere, nowhere)
+            attempt.error = _in_a_line(error)
+        attempt.load_average_after = provenance.load_average()
         return attempt
+
+    def _carry_out(self, attempt: Attempt, position: str, scratch: Path) -> None:
+        """Start the processes and wait for their end. The live log, full of names, lies in `scratch`."""
+        job, cores = attempt.job, self.environment["usable_cores"]
+        raw, progress, log = scratch / "record.json", scratch / "progress", scratch / f"{attempt.name}.log"
+        command = launch.command(job, config_argv(replace(self._outputs(job), record=str(raw))))
+        environment = launch.child_environment(os.environ, job, cores, progress)
+        log.touch()
+        attempt.begun = True
+        self.reporter.begin(job, position, shown_command(command), progress, log)
+        run = Run(command, environment, run_id=attempt.name, log=log)
+        attempt.outcome = run.wait(self.run_timeout_s, self.stop, self.reporter.tick)
+        self.reporter.log_ends()
+        attempt.raw = _read_raw(raw)
+        attempt.log = provenance.scrub(log.read_text(encoding="utf-8", errors="replace"))
+        with contextlib.suppress(OSError):  # a full disk: the record, with its last lines, matters more
+            replace_text(self.folder / "logs" / log.name, attempt.log)
 
     def _outputs(self, job: Job) -> Any:
         """The configuration with output folders of the job's own: else it would resume another job's run."""
@@ -138,16 +190,19 @@ class Runner:
         return replace(self.cfg, **{name: os.path.join(folder, own) for name, folder in given if folder})
 
     def _verdict(self, attempt: Attempt) -> Verdict:
+        if attempt.error:
+            return Verdict("failed", f"the harness could not carry it out: {attempt.error}")
         if attempt.outcome.ended_by == "stop":
             return Verdict("interrupted", f"stopped by {self.stop.name}")
         if attempt.outcome.ended_by == "timeout":
             return Verdict("timeout", f"was still running after {self.run_timeout_s:g} s (--run-timeout)")
         cores = self.environment["usable_cores"]
-        return judge(attempt.raw, attempt.outcome, attempt.job, cores, attempt.log)
+        asked = stored_config(self.cfg)
+        return judge(attempt.raw, attempt.outcome, attempt.job, asked, cores, attempt.log)
 
     def _raw(self, attempt: Attempt) -> dict[str, Any]:
         """What the variant recorded, or as much as is known without it, with the harness's own part."""
-        job, verdict = attempt.job, self._verdict(attempt)
+        job, verdict, outcome = attempt.job, self._verdict(attempt), attempt.outcome
         unknown = {"environment": self.environment, "started_at": attempt.launched_at}
         raw = attempt.raw if attempt.raw and attempt.raw.get("schema") == records.SCHEMA else unknown
         return {
@@ -164,14 +219,16 @@ class Runner:
                 "repeat": job.repeat,
                 "order": job.order,
                 "launched_at": attempt.launched_at,
-                "wall_s": round(attempt.outcome.wall_s, 3),
-                "exit_code": attempt.outcome.exit_code,
+                "wall_s": round(outcome.wall_s, 3) if outcome else 0.0,
+                "exit_code": outcome.exit_code if outcome else None,
                 "argv": shown_command(attempt.command),
                 "omp_num_threads": attempt.omp_num_threads,
                 "load_average": attempt.load_average,
-                "commit": self._commit,
-                "dirty": self._dirty,
-                "code": self._code,
+                "load_average_after": attempt.load_average_after,
+                "alone": self.alone,
+                "commit": attempt.commit,
+                "dirty": attempt.dirty,
+                "code": attempt.code,
                 "harness": self._version,
                 "log": f"logs/{attempt.name}.log",
                 "log_tail": last_words(attempt.log, TAIL_LINES) if verdict.status != "ok" else [],
@@ -185,24 +242,25 @@ class Runner:
             records.write(record)
             return record
         except OSError as error:
-            rescued = Record(Path(tempfile.gettempdir(), record.path.name), record.raw)
-            where = f"kept in {rescued.path}"
-            try:
-                records.write(rescued)
-            except OSError:
-                where = "and lost"
-            self.reporter.note(
-                f"the record could not be written to {record.path} ({error.strerror}): {where}"
+            if record.path.name in self.unstored:  # we have said so, and what is kept lacks its parity alone
+                return record
+            rescued: Record | None = None
+            with contextlib.suppress(OSError):  # gettempdir raises it too, when no folder can be written to
+                elsewhere = Record(Path(tempfile.gettempdir(), record.path.name), record.raw)
+                records.write(elsewhere)
+                rescued = elsewhere
+            self.unstored[record.path.name] = str(rescued.path) if rescued else None
+            self.reporter.warn(
+                f"the record could not be written to {record.path} ({error.strerror or error}): "
+                + (f"kept in {rescued.path}" if rescued else "and lost")
             )
-            return rescued
+            return rescued or record
 
 
-def stored_config(cfg: Any) -> dict[str, Any]:
-    """`cfg` as records hold it: what was trained, and no absolute path."""
-    stored = training_config(cfg)
-    if stored["data_dir"] and PurePath(stored["data_dir"]).is_absolute():
-        stored["data_dir"] = PurePath(stored["data_dir"]).name
-    return stored
+def _in_a_line(error: BaseException) -> str:
+    """What went wrong, in one line without names of this machine."""
+    text = (isinstance(error, OSError) and error.strerror) or str(error)
+    return provenance.scrub(" ".join(f"{type(error).__name__} {text}".split()))
 
 
 def shown_command(command: Sequence[str]) -> list[str]:
@@ -224,20 +282,7 @@ def shown_command(command: Sequence[str]) -> list[str]:
 def _read_raw(path: Path) -> dict[str, Any] | None:
     """The record a variant left; None when there is none, or none that can be read."""
     try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+        raw = records.from_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
     return raw if isinstance(raw, dict) else None
-
-
-def _settle_log(path: Path) -> str:
-    """What the run printed, without names of this machine; the file is left like that too."""
-    text = provenance.scrub(path.read_text(encoding="utf-8", errors="replace"))
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        os.replace(temporary, path)
-    except OSError:  # a full disk: better no log than one with names in it
-        path.unlink(missing_ok=True)
-        temporary.unlink(missing_ok=True)
-    return text

@@ -1,19 +1,24 @@
 """One `bench run` from its flags to its table."""
 
+import contextlib
 import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePath
 from typing import Any
 
+import filelock
+
 from bench import derive, machine, records
-from bench.plan import Job, PlanError, check, plan, select
+from bench.files import replace_text
+from bench.plan import Job, PlanError, check, one_rank_notes, plan, select
 from bench.processes import Stop
 from bench.progress import Reporter
 from bench.records import Record
+from bench.registry import RegistryError
 from bench.runner import Runner
 from bench.table import json_rows, print_table
 
@@ -50,35 +55,79 @@ def run_session(request: Request) -> int:
         chosen = select(request.names)
         # Twice: a mistake that shows already is told at once, and not after torch was imported.
         _jobs(request, chosen, request.world_size or 1)
+        notes = one_rank_notes(chosen, request.world_size, request.launcher)
         environment = machine.probe(stop)
-        jobs = _jobs(request, chosen, request.world_size or len(environment["gpus"]) or 2)
-    except (PlanError, machine.ProbeError) as error:
+        world_size, why = default_world_size(request, len(environment["gpus"]))
+        jobs = _jobs(request, chosen, world_size)
+    except (PlanError, RegistryError, machine.ProbeError) as error:
         if stop:
             return stop.exit_code
         raise SessionError(str(error)) from None
+    for note in [*notes, *why]:
+        reporter.note(note)
     _say_surroundings(reporter, environment, max(job.world_size for job in jobs))
     folder = Path(request.results_dir) / machine.slug(environment)
     _prepare(folder, request.json_to)
-    runner = Runner(
-        cfg=request.cfg,
-        environment=environment,
-        folder=folder,
-        stop=stop,
-        run_timeout_s=request.run_timeout_s or default_timeout_s(request.cfg),
-        reporter=reporter,
-        repeats=request.repeats,
-    )
-    done = runner.run_all(jobs)
+    with _alone(folder, reporter) as alone:
+        runner = Runner(
+            cfg=request.cfg,
+            environment=environment,
+            folder=folder,
+            stop=stop,
+            run_timeout_s=request.run_timeout_s or default_timeout_s(request.cfg),
+            reporter=reporter,
+            repeats=request.repeats,
+            alone=alone,
+        )
+        done = runner.run_all(jobs)
     rows = _rows([variant.name for variant, _ in chosen], done, stop)
+    rows = [_without_lost(row, runner.unstored) for row in rows]
     shown = _show(rows, request)
     if stop:
         return stop.exit_code
-    return 0 if shown and all(row.status in _GOOD for row in rows) else 1
+    stored = shown and not runner.unstored
+    return 0 if stored and all(row.status in _GOOD for row in rows) else 1
 
 
 def _jobs(request: Request, chosen: Sequence[tuple[Any, bool]], world_size: int) -> list[Job]:
     check(chosen, request.cfg, world_size)
     return plan(chosen, world_size, request.launcher, request.repeats)
+
+
+def default_world_size(request: Request, gpus: int) -> tuple[int, list[str]]:
+    """The ranks to run where the user gave no number, and a line on it where a reader expects another."""
+    if request.world_size or not gpus:
+        return request.world_size or 2, []
+    batch = request.cfg.global_batch_size
+    ranks = next(count for count in range(gpus, 0, -1) if batch % count == 0)
+    if ranks == gpus:
+        return gpus, []
+    return ranks, [f"{ranks} of {gpus} GPUs are used: --global-batch-size {batch} does not divide by more"]
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, reporter: Reporter) -> Iterator[bool | None]:
+    """Whether no other `bench run` is at work on this machine; None where locks do not work."""
+    lock = filelock.FileLock(folder / ".lock")
+    alone: bool | None = True
+    try:
+        lock.acquire(blocking=False)
+    except filelock.Timeout:
+        alone = False
+        reporter.note("another bench run is at work on this machine: times will vary")
+    except (OSError, NotImplementedError):
+        alone = None
+    try:
+        yield alone
+    finally:
+        lock.release()
+
+
+def _without_lost(row: derive.Row, unstored: dict[str, str | None]) -> derive.Row:
+    """The row, which names no record when that could not be stored anywhere."""
+    name = PurePath(row.record).name if row.record else None
+    lost = name in unstored and unstored[name] is None
+    return replace(row, record=None) if lost else row
 
 
 def default_timeout_s(cfg: Any) -> float:
@@ -102,6 +151,8 @@ def _say_surroundings(reporter: Reporter, environment: dict[str, Any], ranks: in
 
 def _prepare(folder: Path, json_to: str | None) -> None:
     """Find out before hours of training whether there is a place for their results."""
+    if json_to not in (None, "-") and Path(json_to).is_dir():
+        raise SessionError(f"--json: {json_to} is a folder")
     for place in (
         folder,
         folder / "logs",
@@ -113,7 +164,7 @@ def _prepare(folder: Path, json_to: str | None) -> None:
                 pass
             free = shutil.disk_usage(place).free
         except OSError as error:
-            raise SessionError(f"cannot write to {place}: {error.strerror}") from None
+            raise SessionError(f"cannot write to {place}: {error.strerror or error}") from None
         if free < _NEEDED_BYTES:
             raise SessionError(
                 f"cannot write to {place}: {free // 2**20} MB are free, {_NEEDED_BYTES // 2**20} needed"
@@ -141,8 +192,11 @@ def _show(rows: Sequence[derive.Row], request: Request) -> bool:
     print_table(rows, sys.stdout)
     if request.json_to:
         try:
-            Path(request.json_to).write_text(records.to_json(json_rows(rows)) + "\n", encoding="utf-8")
+            replace_text(Path(request.json_to), records.to_json(json_rows(rows)) + "\n")
         except OSError as error:
-            print(f"the rows could not be written to {request.json_to}: {error.strerror}", file=sys.stderr)
+            print(
+                f"the rows could not be written to {request.json_to}: {error.strerror or error}",
+                file=sys.stderr,
+            )
             return False
     return True

@@ -13,7 +13,7 @@ CORE = sorted((VARIANTS / "core").rglob("*.py"))
 SCRIPTS = [path for path in sorted(VARIANTS.rglob("*.py")) if "core" not in path.parts]
 
 # Beyond the standard library. filelock, platformdirs and tensorboard serve one branch of core each.
-ALLOWED_IN_BENCH = {"bench", "click", "rich", "psutil", "numpy", "pandas", "matplotlib", "scipy"}
+ALLOWED_IN_BENCH = {"bench", "click", "filelock", "rich", "psutil", "numpy", "pandas", "matplotlib", "scipy"}
 ALLOWED_IN_CORE = {"torch", "numpy", "torchvision", "filelock", "platformdirs", "apex", "core"}
 OF_A_TECHNIQUE = {"accelerate_ddp": {"accelerate"}}
 

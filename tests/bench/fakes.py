@@ -5,15 +5,17 @@ from pathlib import Path
 from typing import Any
 
 from bench import records
-from bench.flags import Config
+from bench.flags import Config, stored_config
 from bench.plan import Job
 from bench.provenance import code_digest
 from bench.records import Record
-from bench.registry import Variant
-from bench.runner import stored_config
+from bench.registry import VARIANTS_DIR, Variant
 
 ROOT = Path(__file__).resolve().parents[2]
 MACHINE = "amd-epyc-2-cores"  # the slug of ENVIRONMENT
+# What a fake is asked to train: `raw_record` has the four steps of these images.
+FLAGS = ("--train-images", "512")
+CONFIG = stored_config(Config(train_images=512))
 ENVIRONMENT = {
     "python": "3.12.0",
     "packages": {"torch": "2.9.0"},
@@ -50,7 +52,7 @@ def raw_record(world_size: int = 2, steps: int = 4, **changes: Any) -> dict[str,
         "schema": 1,
         "variant": "fake",
         "started_at": "2026-01-01T00:00:00+00:00",
-        "config": {"epochs": 1, "global_batch_size": 128, "warmup_steps": 0},
+        "config": {**CONFIG, "train_images": steps * CONFIG["global_batch_size"], "warmup_steps": 0},
         "world_size": world_size,
         "backend": "gloo" if world_size > 1 else None,
         "device": "cpu",
@@ -59,7 +61,7 @@ def raw_record(world_size: int = 2, steps: int = 4, **changes: Any) -> dict[str,
         "batch_norms": ["BatchNorm2d"],
         "precision": {"weights": "float32", "asked": "float32", "compute": "float32", "scaler": False},
         "steps": steps,
-        "epochs": [{"test_accuracy": 0.9}],
+        "epochs": [{"test_accuracy": 0.9, "test_images": 10_000}],
         "ranks": ranks,
         "environment": ENVIRONMENT,
         **changes,
@@ -72,14 +74,25 @@ def job(path: Path = Path("fake.py"), world_size: int = 2, launcher: str = "torc
 
 
 def script(folder: Path, name: str, body: str = "", world_size: int = 1, **changes: Any) -> Path:
-    """A script without torch that runs `body`, then leaves the record of a run with `world_size` ranks."""
+    """A script without torch that runs `body`, then leaves the record of a run with `world_size` ranks.
+
+    The record says that it trained by the flags the script was given, and what `config=` says otherwise.
+    """
+    config = changes.pop("config", {})
     path = folder / f"{name}.py"
     path.write_text(
         f"""'Fake.'
 import json, os, signal, subprocess, sys, time
 {body}
+import importlib.util
+spec = importlib.util.spec_from_file_location("config", {str(VARIANTS_DIR / "core" / "config.py")!r})
+module = sys.modules["config"] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+outputs = ("record", "checkpoint_dir", "tensorboard")
+config = dict(vars(module.Config.from_cli()), **{config!r})
+config = dict((name, config[name]) for name in config if name not in outputs)
 with open(sys.argv[sys.argv.index("--record") + 1], "w") as record:
-    json.dump({raw_record(world_size, **changes)!r}, record)
+    json.dump(dict({raw_record(world_size, **changes)!r}, config=config), record)
 print("goodbye")
 """
     )

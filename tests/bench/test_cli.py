@@ -70,6 +70,22 @@ def test_what_must_answer_at_once_imports_nothing_heavy(line: str) -> None:
     assert done.stdout
 
 
+def test_bare_it_shows_its_help() -> None:
+    done = bench()
+    shown = done.stdout + done.stderr
+    assert done.returncode in (0, 2)
+    assert len(shown.splitlines()) > 5
+    assert "error" not in shown.splitlines()[0]
+
+
+def test_a_csv_in_a_folder_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    output = tmp_path / "nodir" / "x.csv"
+    done = bench("export", "--results-dir", str(tmp_path), "--output", str(output))
+    assert done.returncode == 2
+    assert "non-existent directory" in done.stderr
+    assert "None" not in done.stderr
+
+
 def test_help_names_every_flag_of_the_variants() -> None:
     shown = bench("run", "--help").stdout
     for name in ("--epochs", "--global-batch-size", "--amp-dtype", "--data-dir", "--checkpoint-dir"):

@@ -13,6 +13,7 @@ import pytest
 
 from bench import records
 from bench.processes import marked
+from tests.bench.fakes import FLAGS as FAKE_FLAGS
 from tests.bench.fakes import MACHINE, ROOT, harness_command, reference, script
 
 pytestmark = pytest.mark.slow
@@ -107,13 +108,15 @@ def test_ranks_that_are_spawned_train_the_same(torchrun_and_a_death) -> None:
 
 
 def test_the_old_launcher_starts_the_ranks(tmp_path: Path) -> None:
-    reference(tmp_path / "results" / MACHINE)
+    reference(tmp_path / "results" / MACHINE, flags={"train_images": 512})
     body = (
         "# init_process_group: it wants ranks\n"
         "if '--local-rank=0' not in sys.argv: sys.exit(0 if '--local-rank=1' in sys.argv else 1)"
     )
     path = script(tmp_path, "launched", body, world_size=2)
-    line = harness_command("run", "--variant", str(path), "--world-size", "2", "--launcher", "launch")
+    line = harness_command(
+        "run", "--variant", str(path), "--world-size", "2", "--launcher", "launch", *FAKE_FLAGS
+    )
     done = subprocess.run(
         line, cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
@@ -127,7 +130,7 @@ def test_torchrun_and_its_workers_end_with_the_harness(tmp_path: Path, number: s
     harness = subprocess.Popen(
         harness_command("run", "--variant", str(hanging), "--world-size", "2", "-q"),
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
@@ -136,14 +139,16 @@ def test_torchrun_and_its_workers_end_with_the_harness(tmp_path: Path, number: s
         run_id = _only_log(tmp_path).stem
         assert len(marked(run_id)) == 3
         harness.send_signal(number)
-        assert harness.wait(10) == (143 if number == signal.SIGTERM else -number)
-        _wait_until(lambda: not marked(run_id), 10)
+        assert harness.wait(60) == (143 if number == signal.SIGTERM else -number)
+        _wait_until(lambda: not marked(run_id), 60)
+        logs = list(tmp_path.glob("results/*/logs/*"))  # a scrubbed one, or none
+        assert [log.stem for log in logs] == ([run_id] if number == signal.SIGTERM else [])
     finally:
         harness.kill()
 
 
 def _only_log(place: Path) -> Path:
-    (log,) = place.glob("results/*/logs/hanging-*.log")
+    (log,) = place.glob("bench-*/hanging-*.log")
     return log
 
 

@@ -32,6 +32,18 @@ def test_runs_and_steps_hold_what_the_records_hold(tmp_path):
         assert own["step"].tolist() == [1, 2, 3, 4]
 
 
+def test_a_damaged_record_is_left_out_of_the_csv(tmp_path, monkeypatch):
+    folder = tmp_path / "box"
+    folder.mkdir()
+    write_record(folder, "a.json")
+    write_record(folder, "b.json", epochs=[])
+    lines, problems = export.write(tmp_path, "runs", str(tmp_path / "runs.csv"))
+    assert (lines, len(problems)) == (1, 1)
+    monkeypatch.setattr("bench.records.missing_measurement", lambda raw: None)  # one we did not foresee
+    lines, problems = export.write(tmp_path, "runs", str(tmp_path / "runs.csv"))
+    assert (lines, problems) == (1, ["b.json: IndexError list index out of range"])
+
+
 def test_the_csv_reads_back(tmp_path):
     folder = tmp_path / "box"
     folder.mkdir()

@@ -4,7 +4,7 @@ import pytest
 
 from bench.judge import cause_of_death, judge, last_words
 from bench.processes import Outcome
-from tests.bench.fakes import job, raw_record
+from tests.bench.fakes import CONFIG, job, raw_record
 
 ENDED = Outcome(exit_code=0, wall_s=1.0)
 
@@ -35,8 +35,13 @@ def torchrun(rank: int, exit_code: int, said: str = "") -> str:
     return f"{said}\n  rank      : {rank} (local_rank: {rank})\n  exitcode  : {exit_code} (pid: 9638)\n"
 
 
+def asked(raw: dict | None) -> dict:
+    """What the fake was asked to train: what it says it did."""
+    return {**CONFIG, "warmup_steps": 0}
+
+
 def verdict(raw: dict | None, world_size: int = 2) -> tuple[str, str | None]:
-    given = judge(raw, ENDED, job(world_size=world_size), usable_cores=2, log="")
+    given = judge(raw, ENDED, job(world_size=world_size), asked(raw), usable_cores=2, log="")
     return given.status, given.reason
 
 
@@ -108,8 +113,104 @@ def test_float16_on_a_cpu_is_not_to_be_ranked() -> None:
 
 
 def test_a_technique_that_this_machine_lacks_is_skipped() -> None:
-    given = judge(None, Outcome(69, 1.0), job(), 2, "fsdp.py: unavailable: needs 2 GPUs\n")
-    assert (given.status, given.reason) == ("skipped", "needs 2 GPUs")
+    said = "fsdp.py: unavailable: needs 2 GPUs\n"
+    for exit_code, log in ((69, said), (1, torchrun(0, 69, said))):
+        given = judge(None, Outcome(exit_code, 1.0), job(), CONFIG, 2, log)
+        assert (given.status, given.reason) == ("skipped", "needs 2 GPUs")
+
+
+@pytest.mark.parametrize(("exit_code", "code_of_rank"), [(1, 7), (-9, None)])
+def test_to_say_unavailable_and_then_break_is_a_failure(exit_code: int, code_of_rank: int | None) -> None:
+    said = "mine.py: unavailable: a mirror, trying another\n"
+    log = torchrun(0, code_of_rank, said) if code_of_rank else said
+    assert judge(None, Outcome(exit_code, 1.0), job(), CONFIG, 2, log).status == "failed"
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"seed": 1}, "asked for seed 0, trained with 1"),
+        ({"train_images": 256}, "asked for train_images 512, trained with 256"),
+        ({"data_dir": "/other/sets"}, "asked for data_dir None, trained with sets"),
+    ],
+)
+def test_other_flags_than_asked_are_a_failure(config: dict, said: str) -> None:
+    raw = raw_record()
+    assert verdict({**raw, "config": {**raw["config"], **config}}) == ("failed", said)
+
+
+def test_a_flag_that_the_record_leaves_out_is_a_failure() -> None:
+    raw = raw_record()
+    del raw["config"]["momentum"]
+    assert verdict(raw) == ("failed", "its record does not say which momentum it trained with")
+
+
+def test_the_folder_of_the_data_is_compared_by_its_name() -> None:
+    raw = raw_record()
+    raw["config"]["data_dir"] = "/home/someone/sets"
+    config = {**raw["config"], "data_dir": "sets"}
+    assert judge(raw, ENDED, job(), config, 2, "").status == "ok"
+
+
+def test_a_resumed_run_makes_the_epochs_that_were_left() -> None:
+    raw = raw_record()
+    raw["config"]["epochs"] = 3
+    assert judge(raw, ENDED, job(), raw["config"], 2, "").status == "ok"
+
+
+def test_ranks_whose_images_do_not_divide_get_some_twice() -> None:
+    raw = raw_record(steps=3)
+    raw["config"]["train_images"] = 383  # 192 for either rank, which are 3 batches of 64
+    assert judge(raw, ENDED, job(), raw["config"], 2, "").status == "ok"
+    assert (
+        judge(
+            {**raw, "world_size": 1, "ranks": raw["ranks"][:1]},
+            ENDED,
+            job(world_size=1),
+            raw["config"],
+            1,
+            "",
+        ).status
+        == "failed"
+    )
+
+
+def test_a_loss_without_a_graph_is_a_failure() -> None:
+    precision = {"weights": "float32", "asked": "float32", "compute": None, "scaler": False}
+    status, said = verdict(raw_record(precision=precision))
+    assert status == "failed"
+    assert "the loss handed to log.step has no graph" in said
+
+
+def test_too_few_threads_are_a_failure_on_a_cpu_alone() -> None:
+    few = {rank: {"threads": 1} for rank in (0, 1)}
+    status, said = judge_on(4, raw_record(rank_changes=few))
+    assert (status, said) == ("failed", "each rank ran 1 threads, all rows are to run 2")
+    on_gpus = {rank: {"threads": 1, "device": f"cuda:{rank}"} for rank in (0, 1)}
+    assert judge_on(4, raw_record(rank_changes=on_gpus)) == ("ok", None)
+
+
+def judge_on(cores: int, raw: dict) -> tuple[str, str | None]:
+    given = judge(raw, ENDED, job(), asked(raw), cores, "")
+    return given.status, given.reason
+
+
+def test_weights_that_were_never_hashed_are_told() -> None:
+    blank = {rank: {"weights_sha256": None} for rank in (0, 1)}
+    status, said = verdict(raw_record(rank_changes=blank))
+    assert status == "ok"
+    assert "were not compared" in said
+
+
+def test_what_stands_in_for_something_is_called_emulated() -> None:
+    ours = raw_record(
+        batch_norms=["AllReduceBatchNorm"], apex={"name": "stand-in", "reason": "apex is not installed"}
+    )
+    assert verdict(ours) == (
+        "ok",
+        "emulated: stand-in for apex: apex is not installed; "
+        "emulated: a batch norm of ours over an all-reduce, as nn.SyncBatchNorm has no CPU kernels",
+    )
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from bench.flags import Config
-from bench.plan import PlanError, check, launcher_of, plan, select
+from bench.plan import PlanError, check, launcher_of, one_rank_notes, plan, select
 from bench.registry import find
 
 
@@ -79,3 +79,33 @@ def test_two_scripts_of_one_name_are_refused(tmp_path: Path) -> None:
         (tmp_path / folder / "mine.py").write_text("")
     with pytest.raises(PlanError, match="named mine"):
         select([str(tmp_path / "a/mine.py"), str(tmp_path / "b/mine.py")])
+
+
+def test_a_broken_file_among_ours_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "broken.py").write_text("def (")
+    monkeypatch.setattr("bench.registry.VARIANTS_DIR", tmp_path)
+    with pytest.raises(PlanError, match=r"broken\.py cannot be read as Python"):
+        select(["all"])
+
+
+@pytest.mark.parametrize(("world_size", "launcher"), [(2, None), (None, "torchrun")])
+def test_ranks_for_a_variant_of_one_process_are_noted(world_size: int | None, launcher: str | None) -> None:
+    (note,) = one_rank_notes(select(["single", "ddp"]), world_size, launcher)
+    assert "single runs as one process" in note
+    assert one_rank_notes(select(["all"]), world_size, launcher) == []
+
+
+@pytest.mark.parametrize("world_size", [None, 1])
+def test_one_rank_for_a_variant_of_one_process_needs_no_note(world_size: int | None) -> None:
+    assert one_rank_notes(select(["single"]), world_size, None) == []
+
+
+def test_ranks_for_a_script_that_does_not_say_it_wants_any_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text("import core")
+    with pytest.raises(PlanError, match="state `Ranks: launcher` in its docstring"):
+        one_rank_notes(select([str(path)]), 2, None)
+    path.write_text('"""Mine.\n\nRanks: one\n"""')
+    assert len(one_rank_notes(select([str(path)]), 2, None)) == 1
+    path.write_text('"""Mine.\n\nRanks: launcher\n"""')
+    assert one_rank_notes(select([str(path)]), 2, None) == []

@@ -53,6 +53,12 @@ def test_quiet_says_nothing(tmp_path: Path) -> None:
     assert shown(tmp_path, record("failed", "x"), Terminal(), quiet=True) == ""
 
 
+def test_a_warning_is_shown_even_when_quiet() -> None:
+    stream = io.StringIO()
+    Reporter(quiet=True, stream=stream).warn("the record is lost")
+    assert stream.getvalue() == "warning: the record is lost\n"
+
+
 def test_verbose_shows_the_command_and_what_it_prints(tmp_path: Path) -> None:
     text = shown(tmp_path, record(), io.StringIO(), verbose=True)
     assert "$ python fake.py" in text

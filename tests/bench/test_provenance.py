@@ -42,3 +42,37 @@ def test_the_digest_is_of_the_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 def test_outside_a_checkout_there_is_no_commit(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("bench.provenance.ROOT", tmp_path)
     assert commit() == (None, None)
+
+
+def test_the_digest_is_of_all_variants(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("bench.provenance.VARIANTS_DIR", tmp_path)
+    (tmp_path / "probes").mkdir()
+    first = code_digest()
+    (tmp_path / "probes" / "one.py").write_text("one")
+    second = code_digest()
+    (tmp_path / "ddp.py").write_text("two")
+    assert len({first, second, code_digest()}) == 3
+
+
+@pytest.mark.parametrize("file", ["nets.py", "nets/__init__.py", "nets/small.py", "nets/small/__init__.py"])
+def test_the_digest_is_of_a_network_of_the_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, file: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    model = "nets.small:Net" if "small" in file else "nets:Net"
+    digests = {code_digest(), code_digest("nowhere.at.all:Net")}
+    assert len(digests) == 1
+    for text in ("raise SystemExit('imported')", "another"):
+        path.write_text(text)
+        digests.add(code_digest(model))
+    assert len(digests) == 3
+
+
+def test_without_a_home_a_text_is_scrubbed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert scrub("reads /data/sets/mnist now") == "reads mnist now"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from bench import records
+from bench.files import replace_text
 from bench.records import Record, RecordError
 from tests.bench.fakes import raw_record
 
@@ -65,14 +66,55 @@ def test_files_being_written_are_not_read(tmp_path: Path) -> None:
     assert records.read_all(tmp_path) == ([], [])
 
 
-def test_the_latest_are_those_of_one_command(tmp_path: Path) -> None:
-    runs = [("a", "x", 1), ("b", "y", 2), ("c", "y", 3)]
-    for name, command, hour in runs:
-        stored(
-            tmp_path,
-            name,
-            started_at=f"2026-01-01T0{hour}:00:00+00:00",
-            run={"status": "ok", "command_id": command},
-        )
-    newest = records.latest(records.read_all(tmp_path)[0])
-    assert [record.path.stem for record in newest["fake"]] == ["b", "c"]
+def damaged(part: str) -> dict:
+    """An ok record whose `part`, such as "config.epochs", is taken out or made unusable."""
+    raw = {**raw_record(), "run": {"status": "ok"}}
+    spoilt = {
+        "epochs": {"epochs": []},
+        "epochs.test_accuracy": {"epochs": [{}]},
+        "precision.compute": {"precision": {"scaler": False}},
+        "precision.scaler": {"precision": {"compute": "float32"}},
+        "config.warmup_steps": {"config": {"epochs": 1, "global_batch_size": 128}},
+        "config.global_batch_size": {"config": {"epochs": 1, "warmup_steps": 0}},
+        "ranks.step_ms": raw_record(rank_changes={1: {"step_ms": [1.0, None, 1.0, 1.0]}}),
+        "ranks.loss": raw_record(rank_changes={1: {"loss": ["a"] * 4}}),
+        "ranks.peak_rss_bytes": raw_record(rank_changes={1: {"peak_rss_bytes": "much"}}),
+        "steps": {"steps": 0},
+    }
+    return {**raw, **spoilt[part]}
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "epochs",
+        "epochs.test_accuracy",
+        "precision.compute",
+        "precision.scaler",
+        "config.warmup_steps",
+        "config.global_batch_size",
+        "ranks.step_ms",
+        "ranks.loss",
+        "ranks.peak_rss_bytes",
+        "steps",
+    ],
+)
+def test_a_damaged_record_is_told_by_its_part(tmp_path: Path, part: str) -> None:
+    records.write(Record(tmp_path / "a.json", damaged(part)))
+    found, problems = records.read_all(tmp_path)
+    assert found == []
+    assert problems == [f"a.json: says ok but lacks its measurements: {part}"]
+
+
+def test_a_text_is_replaced_through_a_link_and_never_a_pipe(tmp_path: Path) -> None:
+    real, link, pipe = tmp_path / "real", tmp_path / "link", tmp_path / "pipe"
+    real.write_text("old")
+    link.symlink_to(real)
+    replace_text(link, "new")
+    assert real.read_text() == "new"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    replace_text(pipe, "through")
+    assert os.read(reader, 100) == b"through"
+    os.close(reader)
+    assert pipe.is_fifo()

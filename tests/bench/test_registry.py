@@ -33,6 +33,8 @@ def test_who_starts_the_ranks() -> None:
         ("import torch.distributed as dist\ndist.init_process_group()", "launcher"),
         ('"""Mine.\n\n    torchrun --nproc-per-node 2 mine.py\n"""', "launcher"),
         ('"""Mine.\n\nRanks: itself\n"""', "itself"),
+        ('"""Mine.\n\ntorchrun is what others start it with.\n"""', "one"),
+        ('"""Mine.\n\npython starts it.\n"""\ninit_process_group()', "launcher"),
     ],
 )
 def test_ranks_of_a_script_of_the_users(tmp_path: Path, text: str, ranks: str) -> None:

@@ -1,4 +1,5 @@
 import errno
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from tests.bench.fakes import ENVIRONMENT, script
 
 def runner(folder: Path, cfg: Config | None = None, repeats: int = 1) -> Runner:
     (folder / "logs").mkdir()
-    return Runner(cfg or Config(), ENVIRONMENT, folder, Stop(), 60, Reporter(quiet=True), repeats)
+    return Runner(
+        cfg or Config(train_images=512), ENVIRONMENT, folder, Stop(), 60, Reporter(quiet=True), repeats
+    )
 
 
 def own(path: Path, order: int = 0) -> Job:
@@ -97,6 +100,99 @@ def test_a_record_that_cannot_be_stored_is_kept_elsewhere(
     assert record.path.parent == rescue
     assert records.read(record.path).ok
     assert f"No space left on device): kept in {record.path}" in capsys.readouterr().err
+
+
+def test_a_record_without_any_place_is_lost_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(record: Record) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def nowhere() -> str:
+        raise FileNotFoundError(errno.ENOENT, "No usable temporary directory found")
+
+    stream = io.StringIO()
+    at_work = runner(tmp_path)
+    at_work._yardsticks["single"] = None
+    at_work.reporter = Reporter(quiet=True, stream=stream)
+    job = own(script(tmp_path, "mine"))
+    attempt = at_work._attempt(job, "1/1")
+    monkeypatch.setattr("bench.records.write", full)
+    monkeypatch.setattr("tempfile.gettempdir", nowhere)
+    monkeypatch.setattr(at_work, "_attempt", lambda *_: attempt)
+    (record,) = at_work.run_all([job])
+    assert record.ok
+    assert at_work.unstored == {record.path.name: None}
+    assert stream.getvalue().count("and lost") == 1
+
+
+def test_a_parity_that_breaks_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr("bench.parity.parity", broken)
+    at_work = runner(tmp_path)
+    at_work._yardsticks["single"] = None
+    done = at_work.run_all([own(script(tmp_path, name)) for name in ("one", "two")])
+    assert [record.status for record in done] == ["ok", "ok"]
+    for record in done:
+        kept = records.read(record.path)
+        assert kept.run["parity"] is None
+        assert "its parity could not be judged: ZeroDivisionError float division" in kept.run["reason"]
+
+
+def test_a_record_is_there_before_parity_is_judged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("bench.parity.parity", killed)
+    at_work = runner(tmp_path)
+    at_work._yardsticks["single"] = None
+    with pytest.raises(KeyboardInterrupt):
+        at_work.run_all([own(script(tmp_path, "mine"))])
+    assert [record.variant for record in records.read_all(tmp_path)[0]] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("broken", "error"),
+    [
+        ("tempfile.TemporaryDirectory", OSError(errno.ENOSPC, "No space left on device")),
+        ("bench.runner.Run", OSError(errno.EMFILE, "Too many open files")),
+        ("bench.runner._read_raw", RuntimeError("Could not determine home directory.")),
+    ],
+)
+def test_an_attempt_that_breaks_is_a_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, broken: str, error: Exception
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    at_work = runner(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(broken, fail)
+        (record,) = at_work.run_all([Job(find("single"), 1, "none")][:1])
+    assert record.status == "failed"
+    assert str(getattr(error, "strerror", None) or error) in record.run["reason"]
+    assert records.read(record.path).status == "failed"
+
+
+def test_the_live_log_lies_outside_of_the_results(tmp_path: Path) -> None:
+    seen = tmp_path / "seen"
+    logs = tmp_path / "results" / "logs"
+    body = f"open({str(seen)!r}, 'w').write(str(os.listdir({str(logs)!r})))"
+    (tmp_path / "results").mkdir()
+    at_work = runner(tmp_path / "results")
+    at_work._yardsticks["single"] = None
+    (record,) = at_work.run_all([own(script(tmp_path, "mine", body))])
+    assert seen.read_text() == "[]"
+    assert (record.path.parent / record.run["log"]).read_text() == "goodbye\n"
+
+
+def test_verbose_shows_the_last_line_of_a_failing_run(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    at_work = runner(tmp_path)
+    at_work.reporter = Reporter(verbose=True, stream=stream)
+    at_work._yardsticks["single"] = None
+    at_work.run_all([own(script(tmp_path, "mine", "print('last words'); sys.exit(7)"))])
+    assert stream.getvalue().count("last words") == 1
 
 
 @pytest.mark.parametrize(("repeats", "folder"), [(1, "ddp"), (3, "ddp-2")])
