@@ -18,7 +18,7 @@ from bench.plan import REFERENCE, Job, launcher_of
 from bench.processes import Outcome, Run, Stop
 from bench.progress import Reporter
 from bench.records import Record
-from bench.registry import VARIANTS_DIR, RegistryError, find
+from bench.registry import VARIANTS_DIR, find
 
 TAIL_LINES = 20
 

@@ -94,7 +94,7 @@ def test_a_record_that_cannot_be_stored_is_kept_elsewhere(
     monkeypatch.setattr("bench.records.write", full)
     monkeypatch.setattr("tempfile.tempdir", str(rescue))
     at_work = runner(place)
-    at_work._yardsticks["single"] = None
+    at_work._yardsticks["single", 1] = None
     at_work.reporter = Reporter()
     (record,) = at_work.run_all([own(script(tmp_path, "mine"))])
     assert record.path.parent == rescue
@@ -111,7 +111,7 @@ def test_a_record_without_any_place_is_lost_once(tmp_path: Path, monkeypatch: py
 
     stream = io.StringIO()
     at_work = runner(tmp_path)
-    at_work._yardsticks["single"] = None
+    at_work._yardsticks["single", 1] = None
     at_work.reporter = Reporter(quiet=True, stream=stream)
     job = own(script(tmp_path, "mine"))
     attempt = at_work._attempt(job, "1/1")
@@ -130,7 +130,7 @@ def test_a_parity_that_breaks_loses_nothing(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr("bench.parity.parity", broken)
     at_work = runner(tmp_path)
-    at_work._yardsticks["single"] = None
+    at_work._yardsticks["single", 1] = None
     done = at_work.run_all([own(script(tmp_path, name)) for name in ("one", "two")])
     assert [record.status for record in done] == ["ok", "ok"]
     for record in done:
@@ -145,7 +145,7 @@ def test_a_record_is_there_before_parity_is_judged(tmp_path: Path, monkeypatch: 
 
     monkeypatch.setattr("bench.parity.parity", killed)
     at_work = runner(tmp_path)
-    at_work._yardsticks["single"] = None
+    at_work._yardsticks["single", 1] = None
     with pytest.raises(KeyboardInterrupt):
         at_work.run_all([own(script(tmp_path, "mine"))])
     assert [record.variant for record in records.read_all(tmp_path)[0]] == ["mine"]
@@ -180,7 +180,7 @@ def test_the_live_log_lies_outside_of_the_results(tmp_path: Path) -> None:
     body = f"open({str(seen)!r}, 'w').write(str(os.listdir({str(logs)!r})))"
     (tmp_path / "results").mkdir()
     at_work = runner(tmp_path / "results")
-    at_work._yardsticks["single"] = None
+    at_work._yardsticks["single", 1] = None
     (record,) = at_work.run_all([own(script(tmp_path, "mine", body))])
     assert seen.read_text() == "[]"
     assert (record.path.parent / record.run["log"]).read_text() == "goodbye\n"
@@ -190,7 +190,7 @@ def test_verbose_shows_the_last_line_of_a_failing_run(tmp_path: Path) -> None:
     stream = io.StringIO()
     at_work = runner(tmp_path)
     at_work.reporter = Reporter(verbose=True, stream=stream)
-    at_work._yardsticks["single"] = None
+    at_work._yardsticks["single", 1] = None
     at_work.run_all([own(script(tmp_path, "mine", "print('last words'); sys.exit(7)"))])
     assert stream.getvalue().count("last words") == 1
 

@@ -208,7 +208,7 @@ def test_worker_processes_take_the_set_and_the_collate_function(method):
     ("changes", "said"),
     [
         ({"train_images": 60001}, "--train-images takes a whole number from 1 to 60000, got 60001"),
-        ({"global_batch_size": 60001}, "60000 images it takes 1 to 60000"),
+        ({"global_batch_size": 60001}, "larger than the training set of 60000 images"),
         ({"train_images": 100, "global_batch_size": 101}, "larger than the training set"),
     ],
 )

@@ -231,7 +231,7 @@ def refused(
 @pytest.mark.parametrize("flag, value", [("--dtype", "float64"), ("--amp-dtype", "float16")])
 def test_fsdp_amp_says_what_it_cannot_do(flag, value):
     stop = refused("fsdp_amp", *TWENTY_STEPS, flag, value)
-    assert stop.exit_codes == [2, 2]
+    assert stop.exit_codes == ([2, 2] if flag == "--dtype" else [69, 69])  # 69: cannot be had, no mistake
     assert value in stop.output
 
 

@@ -69,11 +69,6 @@ def load_data(cfg: Config) -> tuple[ImageSet, ImageSet]:
     used = available if cfg.train_images is None else cfg.train_images
     if not 1 <= used <= available:
         fail(f"--train-images takes a whole number from 1 to {available}, got {used}")
-    if cfg.global_batch_size > used:
-        fail(
-            f"--global-batch-size {cfg.global_batch_size} is larger than the training set; "
-            f"with its {used} images it takes 1 to {used}"
-        )
     dtype = getattr(torch, cfg.dtype)
     return (
         _image_set(arrays["train_images"][:used], arrays["train_labels"][:used], dtype),
