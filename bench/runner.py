@@ -114,9 +114,9 @@ class Runner:
         if name in parity.YARDSTICKS and key not in self._yardsticks:
             usable = parity.is_reference(record, name)
             self._yardsticks[key] = record if usable else self._earlier(*key)
+        self.reporter.end(record)  # first: comparing may start runs of its own, with progress of their own
         if name != REFERENCE and record.ok:
             record = self._compare(record)
-        self.reporter.end(record)
         return record
 
     def _compare(self, record: Record) -> Record:
