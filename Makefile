@@ -30,7 +30,7 @@ run: $(RUN) ## set up when needed, then train the variant ddp_amp on all of MNIS
 	@$(PY) -m bench run --variant ddp_amp $(ARGS)
 
 test: $(TEST) ## set up when needed, then run the tests
-	@$(PY) -m pytest $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: $(TEST) ## check style and format
 	@$(PY) -m ruff check .

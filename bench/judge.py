@@ -155,9 +155,9 @@ def _thread_mismatch(raw: dict[str, Any], job: Job, usable_cores: int) -> str | 
 
 
 def _weights_mismatch(raw: dict[str, Any]) -> str | None:
-    """A technique that shards its weights, or lets them drift on purpose, records `replicated: false`."""
+    """Every method ends an epoch with one model: also those that shard it, or let it drift in between."""
     digests = [part["weights_sha256"] for part in raw["ranks"]]
-    if not raw.get("replicated", True) or len(set(digests)) == 1:
+    if len(set(digests)) == 1:
         return None
     others = [str(part["rank"]) for part in raw["ranks"] if part["weights_sha256"] != digests[0]]
     return f"the weights drifted apart: rank{'s' * (len(others) > 1)} {', '.join(others)} differ from rank 0"
@@ -186,7 +186,7 @@ def _remarks(raw: dict[str, Any]) -> list[str]:
         remarks.append(
             "emulated: a batch norm of ours over an all-reduce, as nn.SyncBatchNorm has no CPU kernels"
         )
-    if raw["world_size"] > 1 and raw.get("replicated", True) and raw["ranks"][0]["weights_sha256"] is None:
+    if raw["world_size"] > 1 and raw["ranks"][0]["weights_sha256"] is None:
         remarks.append("the weights of its ranks were not compared: its StepLog was given no Checkpoint")
     devices = {(part["host"], part["device"]) for part in raw["ranks"]}
     on_gpu = _on_gpu(raw)

@@ -131,7 +131,8 @@ class Report:
         methods = {variant.name for variant in self.known.values() if variant.kind == "method"}
         own = rows - set(self.known)
         parents = {variant.name: variant.parent for variant in self.known.values()}
-        return machine.Context(parents, methods | own, self.probes, pictures)
+        differs = {variant.name: variant.differs for variant in self.known.values()}
+        return machine.Context(parents, differs, methods | own, self.probes, pictures)
 
     def _shown(self, picture: Picture, reason: str | None) -> str:
         """The picture, a click on which opens the sharper SVG; or why there is none."""

@@ -27,6 +27,7 @@ class Context:
     """What a section needs besides its machine: of the variants there are, and its figures in Markdown."""
 
     parents: dict[str, str | None]
+    differs: dict[str, str | None]
     methods: set[str]
     probes: set[str]
     pictures: dict[str, str]
@@ -59,7 +60,7 @@ def section(machine: Machine, context: Context) -> str:
         context.pictures["throughput"],
         context.pictures["steps"],
         "### Is it still the same training?",
-        training_table(whole),
+        training_table(whole, context.differs),
         _classes(whole),
         context.pictures["loss"],
         "### Memory",
@@ -138,17 +139,20 @@ def _scaling(entry: Entry, sizes: dict[str, Entry]) -> str:
     return cells.factor(found) if found else cells.NOTHING
 
 
-def training_table(job: Job) -> str:
+def training_table(job: Job, differs: dict[str, str | None]) -> str:
+    """`differs`: by variant, why it trains otherwise on purpose; None where it means not to."""
     if not job.timed:
         return "Nothing ran to its end."
     header = ["Variant", "Final loss", "Test accuracy", "Loss parity", "largest difference", "tolerance"]
-    return table(header, [_training_row(entry, job.reference) for entry in job.timed], "lrrlrr")
+    return table(header, [_training_row(entry, job.reference, differs) for entry in job.timed], "lrrlrr")
 
 
-def _training_row(entry: Entry, reference: Entry | None) -> list[str]:
+def _training_row(entry: Entry, reference: Entry | None, differs: dict[str, str | None]) -> list[str]:
     row, parity = entry.row, {} if entry is reference else entry.row.parity or {}
     kind = "reference" if entry is reference else escape(parity["class"]) if parity else "not compared"
     reason = f": {escape(parity['reason'])}" if parity.get("reason") else ""
+    if parity and differs.get(entry.variant):
+        reason += f"; on purpose: {escape(differs[entry.variant])}"
     return [
         cells.name(entry),
         cells.decimals(row.final_loss, 4),

@@ -100,6 +100,8 @@ def _row(variant: Variant, known: dict[str, Variant], machine: Machine | None) -
     reference = machine.main.reference
     mark = " (emulated)" if entry.emulated else " (pass-through)" if entry.pass_through else ""
     kind = "reference" if entry is reference else (entry.row.parity or {}).get("class") or "not compared"
+    if variant.differs and entry is not reference:
+        kind += f"; on purpose: {variant.differs}"
     rate = f"{cells.whole(entry.row.images_per_s)}{mark}"
     return [*head, rate, _against(entry, reference), escape(kind)]
 

@@ -88,10 +88,6 @@ def test_what_was_computed_in_must_be_what_was_asked(asked: str, computed: str, 
     assert verdict(raw_record(precision=precision))[0] == status
 
 
-def test_weights_may_differ_where_the_technique_says_so() -> None:
-    assert verdict(raw_record(rank_changes={1: {"weights_sha256": "bb"}}, replicated=False))[0] == "ok"
-
-
 def test_a_loss_that_is_not_finite_is_divergence_from_its_first_step() -> None:
     raw = raw_record(rank_changes={1: {"loss": [1.0, 2.0, None, None]}})
     assert verdict(raw) == ("diverged", "the loss is not finite from step 3 of 4 on")

@@ -7,7 +7,7 @@ from bench.derive import loss_curve
 from tests.ranks import run_variant
 
 # A learning rate at which the loss falls smoothly: where it jumps, training itself magnifies the last bits.
-FIFTY_STEPS = ("--train-images", "1600", "--global-batch-size", "32", "--lr", "0.01")
+FIFTY_STEPS = ("--train-images", "800", "--global-batch-size", "16", "--lr", "0.01")
 FLOAT64 = ("--dtype", "float64")
 NO_NORM = ("--norm", "none")
 
