@@ -258,9 +258,12 @@ def _newest(headers: list[_Header], problems: list[str]) -> list[Record]:
         return command in broken_off, not alike, -len(commands[command]) if alike else 0
 
     for command in sorted(commands, key=place):  # stable: newest first
-        good = [_read(header.path, problems) for header in headers if header.command == command]
-        if any(good):
-            return sorted(filter(None, good), key=lambda record: record.run.get("repeat") or 0)
+        read = (_read(header.path, problems) for header in headers if header.command == command)
+        good = [record for record in read if record]
+        # A run made only to compare others with (order -1) is no repeat where there are real ones.
+        rounds = [record for record in good if (record.run.get("order") or 0) >= 0] or good
+        if rounds:
+            return sorted(rounds, key=lambda record: record.run.get("repeat") or 0)
     return []
 
 
