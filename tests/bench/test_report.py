@@ -446,9 +446,8 @@ def test_the_fastest_of_all_names_those_it_is_not_told_apart_from(no_figures):
 
 def test_a_run_made_to_compare_others_with_is_no_repeat(no_figures):
     only = made.record("ddp", 5, ranks=2, run={"order": -1})
-    with_rounds = text(*made.repeats("single", 20, 21), *made.repeats("ddp", 20, 21, ranks=2), only)
-    assert "Repeats: 2 of each variant;" in with_rounds
-    assert row(text(*made.repeats("single", 20, 21), only), "ddp")["least to most"] == "one repeat"
+    found = text(*made.repeats("single", 20, 21), *made.repeats("ddp", 20, 21, ranks=2), only)
+    assert "Repeats: 2 of each variant;" in found
 
 
 def test_a_later_single_repeat_does_not_replace_three(no_figures):
