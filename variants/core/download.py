@@ -49,17 +49,19 @@ def download_once(dataset: str, root: Path, folder: Path) -> None:
         _fail_missing(
             dataset, folder, f"nothing can be written there ({getattr(error, 'strerror', None) or error})"
         )
+    problem = None
     try:
-        if not missing(folder):
-            return
-        if waited:  # each in its turn trying again would take minutes to say the same
-            _fail_missing(dataset, folder, "another process could not download it")
-        _download(dataset, root, folder)
+        if missing(folder):
+            # Each in its turn trying again would take minutes to say the same.
+            problem = "another process could not download it" if waited else _download(dataset, root, folder)
     finally:
         lock.release()
+    if problem:  # said after the release: the rank that speaks for this machine may be waiting for the lock
+        _fail_missing(dataset, folder, problem)
 
 
-def _download(dataset: str, root: Path, folder: Path) -> None:
+def _download(dataset: str, root: Path, folder: Path) -> str | None:
+    """Fill the folder; returns why it could not, if it could not."""
     # Into a folder aside, and moved when complete: a half file never lies where the data are looked for.
     aside = root / f".{CLASS_NAMES[dataset]}.part"
     shutil.rmtree(aside, ignore_errors=True)  # of a run that was killed
@@ -70,11 +72,12 @@ def _download(dataset: str, root: Path, folder: Path) -> None:
             shutil.copyfile(archive, raw_aside / archive.name)
         problem = _download_into(aside, raw_aside, dataset)
         if problem:
-            _fail_missing(dataset, folder, f"the download failed ({problem})")
+            return f"the download failed ({problem})"
         still_missing = missing(folder)
         for path in sorted(raw_aside.iterdir()):
             if path.name.removesuffix(".gz") in still_missing:
                 os.replace(path, folder / path.name)
+        return None
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 
