@@ -161,7 +161,8 @@ class Config:
     @classmethod
     def from_cli(cls, argv: list[str] | None = None) -> "Config":
         """The flags of `argv`, or of the command line; a wrong one ends the process with exit code 2."""
-        parser = _OneLineParser(allow_abbrev=False)
+        docstring = sys.modules["__main__"].__doc__ or ""  # of the variant that runs: it says the technique
+        parser = _OneLineParser(description=docstring.partition("\n")[0], allow_abbrev=False)
         for spec in fields(cls):
             parser.add_argument(
                 flag_name(spec),
