@@ -17,7 +17,8 @@ def runs(found: Iterable[Record]) -> pd.DataFrame:
         row = derive.row([record])
         lines.append(
             {
-                "machine": record.path.parent.name,
+                "machine": _machine(record),
+                "study": (record.run.get("study") or {}).get("kind"),
                 "started_at": record.raw.get("started_at"),
                 "commit": record.run.get("commit"),
                 "dirty": record.run.get("dirty"),
@@ -30,6 +31,12 @@ def runs(found: Iterable[Record]) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(lines)
+
+
+def _machine(record: Record) -> str:
+    """The folder of its machine: the records of a study lie one deeper."""
+    folder = record.path.parent
+    return folder.parent.name if record.run.get("study") else folder.name
 
 
 _PLAIN = (

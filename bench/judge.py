@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bench.flags import TRAINING_SET, stored
-from bench.launch import threads_per_rank
+from bench.launch import threads_of
 from bench.plan import Job
 from bench.processes import Outcome
 from bench.records import SCHEMA, missing_measurement
@@ -148,7 +148,7 @@ def _thread_mismatch(raw: dict[str, Any], job: Job, usable_cores: int) -> str | 
         return f"its ranks ran with different numbers of threads: {threads}"
     if _on_gpu(raw):  # there the host's threads take no part in the training
         return None
-    allowed = threads_per_rank(usable_cores, job.world_size)
+    allowed = threads_of(job, usable_cores)
     if threads[0] != allowed:
         return f"each rank ran {threads[0]} threads, all rows are to run {allowed}"
     return None

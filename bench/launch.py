@@ -33,6 +33,11 @@ def threads_per_rank(usable_cores: int, ranks: int) -> int:
     return max(1, usable_cores // ranks)
 
 
+def threads_of(job: Job, usable_cores: int) -> int:
+    """The threads of each of the job's ranks."""
+    return job.threads or threads_per_rank(usable_cores, job.world_size)
+
+
 def probe_environment(surroundings: Mapping[str, str]) -> dict[str, str]:
     """`surroundings` without what is said there of ranks and threads, and with `core` to be imported."""
     kept = {
@@ -51,7 +56,7 @@ def child_environment(
     """The environment of a job's processes, whatever the harness itself was started under."""
     kept = probe_environment(surroundings)
     kept["PYTHONUNBUFFERED"] = "1"  # else a killed rank's last words are lost
-    kept["OMP_NUM_THREADS"] = str(threads_per_rank(usable_cores, job.world_size))
+    kept["OMP_NUM_THREADS"] = str(threads_of(job, usable_cores))
     kept["BENCH_PROGRESS"] = str(progress)
     if job.variant.ranks == "itself":
         kept["WORLD_SIZE"] = str(job.world_size)

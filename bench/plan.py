@@ -16,13 +16,19 @@ class PlanError(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """One run of one variant. `launcher` is one of LAUNCHERS, or "none" for a single process."""
+    """One run of one variant. `launcher` is one of LAUNCHERS, or "none" for a single process.
+
+    `cfg`: what it trains, where that is not what its command trains throughout. `threads`: of each
+    rank, where that is not its share of the cores.
+    """
 
     variant: Variant
     world_size: int
     launcher: str
     repeat: int = 0
     order: int = 0
+    cfg: Any = None
+    threads: int | None = None
 
 
 def select(names: Sequence[str]) -> list[tuple[Variant, bool]]:

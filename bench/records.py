@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from bench.files import replace_text
 
 SCHEMA = 1
+ONCE = ("limits.json",)  # what is measured once for a machine, and is no run
 STATUSES = ("ok", "failed", "skipped", "timeout", "interrupted", "diverged")
 
 
@@ -26,8 +28,9 @@ class Record:
     started), load_average (just before), load_average_after, alone (whether no other `bench run` was at work
     on this machine when the command began; None when that is not known), commit, dirty, code (see
     provenance.code_digest), harness (version), log (path from the record's folder), log_tail (last lines,
-    unless ok), parity (see bench/parity.py, None for `single`). A run that failed before it wrote anything
-    has `run`, `variant`, `config` and `environment` alone.
+    unless ok), parity (see bench/parity.py, None for `single`), study (its kind and what it was asked,
+    for runs of `bench noise`, `bench scale`, ...; None, or absent in older records, for those of `bench
+    run`). A run that failed before it wrote anything has `run`, `variant`, `config` and `environment` alone.
     """
 
     path: Path
@@ -85,12 +88,29 @@ def read(path: Path) -> Record:
     return Record(path, raw)
 
 
-def read_all(folder: Path, pattern: str = "*.json") -> tuple[list[Record], list[str]]:
-    """All records below `folder` by time of start, and a line for each file that is none."""
+def read_all(folder: Path) -> tuple[list[Record], list[str]]:
+    """All records below `folder`, studies too, by time of start; and a line for each file that is none."""
+    below = (path for path in folder.rglob("*.json") if path.parent.name != "figures")
+    return _read_each(filter(_should_be_a_run, below))
+
+
+def read_in(folder: Path, pattern: str = "*.json") -> tuple[list[Record], list[str]]:
+    """The records that lie in `folder` itself, as `read_all` gives them."""
+    return _read_each(run_files(folder, pattern))
+
+
+def run_files(folder: Path, pattern: str = "*.json") -> list[Path]:
+    """The files in `folder` that should be records of runs; those of studies lie deeper."""
+    return sorted(filter(_should_be_a_run, folder.glob(pattern)))
+
+
+def _should_be_a_run(path: Path) -> bool:
+    return not path.name.startswith(".") and path.name not in ONCE
+
+
+def _read_each(paths: Iterable[Path]) -> tuple[list[Record], list[str]]:
     records, problems = [], []
-    for path in sorted(folder.rglob(pattern)):
-        if path.name.startswith(".") or path.parent.name == "figures":
-            continue
+    for path in sorted(paths):
         try:
             records.append(read(path))
         except RecordError as error:

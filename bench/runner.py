@@ -48,10 +48,11 @@ class Attempt:
 
 @dataclass
 class Runner:
-    """One `bench run`: its records all carry the same `command_id`.
+    """One command that trains: its records all carry the same `command_id`.
 
-    `alone`: see Record. `unstored`: by their file's name, the records that could not be put where they
-    belong, and where they are instead; None for one that is lost.
+    `study`: what the runs belong to and are told apart by, None for `bench run`; the runs of a study are not
+    held against `single`. `alone`: see Record. `unstored`: by their file's name, the records that could
+    not be put where they belong, and where they are instead; None for one that is lost.
     """
 
     cfg: Any
@@ -62,6 +63,7 @@ class Runner:
     reporter: Reporter
     repeats: int = 1
     alone: bool | None = True
+    study: dict[str, Any] | None = None
     unstored: dict[str, str | None] = field(default_factory=dict)
     command_id: str = field(default_factory=lambda: secrets.token_hex(8))
     _version: str | None = field(default_factory=provenance.version)
@@ -71,7 +73,7 @@ class Runner:
         """The records of the jobs begun, in order. A stop ends the one that runs, and begins no other."""
         done = []
         for number, job in enumerate(jobs):
-            if job.variant.name != REFERENCE:
+            if self.study is None and job.variant.name != REFERENCE:
                 self._yardstick(REFERENCE)
             if self.stop:
                 break
@@ -97,7 +99,7 @@ class Runner:
 
     def _earlier(self, name: str, world_size: int) -> Record | None:
         try:
-            earlier, _ = records.read_all(self.folder, f"{name}-*.json")
+            earlier, _ = records.read_in(self.folder, f"{name}-*.json")
             code = provenance.code_digest(self.cfg.model)
             config = stored_config(self.cfg)
             return parity.find_reference(earlier, self.environment, config, code, name, world_size)
@@ -111,11 +113,11 @@ class Runner:
         name, key = job.variant.name, (job.variant.name, job.world_size)
         # Stored before it is compared with anything: whatever goes wrong there, the run is safe.
         record = self._store(Record(self.folder / f"{attempt.name}.json", self._raw(attempt)))
-        if name in parity.YARDSTICKS and key not in self._yardsticks:
+        if self.study is None and name in parity.YARDSTICKS and key not in self._yardsticks:
             usable = parity.is_reference(record, name)
             self._yardsticks[key] = record if usable else self._earlier(*key)
         self.reporter.end(record)  # first: comparing may start runs of its own, with progress of their own
-        if name != REFERENCE and record.ok:
+        if self.study is None and name != REFERENCE and record.ok:
             record = self._compare(record)
         return record
 
@@ -146,7 +148,7 @@ class Runner:
             job=job,
             name=f"{job.variant.name}-{now:%Y%m%dT%H%M%SZ}-{secrets.token_hex(4)}",
             command=launch.command(job, config_argv(self._outputs(job))),
-            omp_num_threads=str(launch.threads_per_rank(self.environment["usable_cores"], job.world_size)),
+            omp_num_threads=str(launch.threads_of(job, self.environment["usable_cores"])),
             launched_at=now.isoformat(timespec="seconds"),
             load_average=provenance.load_average(),
         )
@@ -154,7 +156,7 @@ class Runner:
         try:
             # Files may have changed since the last run: in a long command, somebody edits them.
             attempt.commit, attempt.dirty = provenance.commit()
-            attempt.code = provenance.code_digest(self.cfg.model)
+            attempt.code = provenance.code_digest(self._cfg(job).model)
             with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as scratch:
                 self._carry_out(attempt, position, Path(scratch))
         except (OSError, RuntimeError) as error:
@@ -181,13 +183,17 @@ class Runner:
         with contextlib.suppress(OSError):  # a full disk: the record, with its last lines, matters more
             replace_text(self.folder / "logs" / log.name, attempt.log)
 
+    def _cfg(self, job: Job) -> Any:
+        return job.cfg or self.cfg
+
     def _outputs(self, job: Job) -> Any:
         """The configuration with output folders of the job's own: else it would resume another job's run."""
+        cfg = self._cfg(job)
         if job.order < 0:
-            return replace(self.cfg, checkpoint_dir=None, tensorboard=None)
+            return replace(cfg, checkpoint_dir=None, tensorboard=None)
         own = job.variant.name if self.repeats == 1 else f"{job.variant.name}-{job.repeat}"
-        given = ((name, getattr(self.cfg, name)) for name in ("checkpoint_dir", "tensorboard"))
-        return replace(self.cfg, **{name: os.path.join(folder, own) for name, folder in given if folder})
+        given = ((name, getattr(cfg, name)) for name in ("checkpoint_dir", "tensorboard"))
+        return replace(cfg, **{name: os.path.join(folder, own) for name, folder in given if folder})
 
     def _verdict(self, attempt: Attempt) -> Verdict:
         if attempt.error:
@@ -197,7 +203,7 @@ class Runner:
         if attempt.outcome.ended_by == "timeout":
             return Verdict("timeout", f"was still running after {self.run_timeout_s:g} s (--run-timeout)")
         cores = self.environment["usable_cores"]
-        asked = stored_config(self.cfg)
+        asked = stored_config(self._cfg(attempt.job))
         return judge(attempt.raw, attempt.outcome, attempt.job, asked, cores, attempt.log)
 
     def _raw(self, attempt: Attempt) -> dict[str, Any]:
@@ -209,7 +215,7 @@ class Runner:
             **raw,
             "schema": records.SCHEMA,
             "variant": job.variant.name,
-            "config": stored_config(self.cfg),
+            "config": stored_config(self._cfg(job)),
             "run": {
                 "status": verdict.status,
                 "reason": verdict.reason,
@@ -233,6 +239,7 @@ class Runner:
                 "log": f"logs/{attempt.name}.log",
                 "log_tail": last_words(attempt.log, TAIL_LINES) if verdict.status != "ok" else [],
                 "parity": None,
+                "study": self.study,
             },
         }
 

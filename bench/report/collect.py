@@ -160,9 +160,7 @@ def machines(results_dir: Path, order: Iterable[str]) -> tuple[list[Machine], li
 
 def _headers(folder: Path) -> tuple[list[_Header], list[str]]:
     headers, problems = [], []
-    for path in sorted(folder.rglob("*.json")):
-        if path.name.startswith(".") or path.parent.name == "figures":
-            continue
+    for path in records.run_files(folder):
         try:
             headers.append(_header(path))
         except RecordError as error:

@@ -201,7 +201,7 @@ def test_figures_are_drawn_without_a_display_whatever_backend_is_set(tmp_path, b
         k: v for k, v in os.environ.items() if k not in ("DISPLAY", "WAYLAND_DISPLAY", "MPLBACKEND")
     }
     environment |= {"MPLBACKEND": backend, "PYTHONPATH": str(ROOT)}
-    code = "from bench.report_command import report; report()"
+    code = "from bench.commands.report import report; report()"
     subprocess.run(
         [sys.executable, "-c", code],
         cwd=tmp_path,

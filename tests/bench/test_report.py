@@ -11,12 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from bench import parity
+from bench.commands.report import report
 from bench.derive import PARITY_CLASSES, worst_parity
 from bench.plots import FIGURES
 from bench.report.build import Picture, Report
 from bench.report.compare import chance, differs
 from bench.report.machine import CLASSES
-from bench.report_command import report
 from tests.bench import synthetic as made
 
 ROOT = Path(__file__).parents[2]
@@ -358,7 +358,7 @@ def test_links_lead_to_files(drawn):
 def report_without(*packages: str) -> str:
     """Run `report` where these cannot be imported; gives what it printed on stderr."""
     code = "import sys; sys.modules.update(dict.fromkeys(sys.argv[1:])); sys.argv[1:] = []\n"
-    code += "from bench.report_command import report; report()"
+    code += "from bench.commands.report import report; report()"
     done = subprocess.run(
         [sys.executable, "-c", code, *packages], env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
     )
@@ -388,7 +388,7 @@ def test_figures_that_are_there_are_shown_without_matplotlib_too(drawn):
 
 def test_help_imports_nothing_heavy():
     code = (
-        "import sys; from bench import report_command\n"
+        "import sys; from bench.commands import report as report_command\n"
         "assert not {'numpy', 'matplotlib', 'pandas', 'torch', 'bench.report.build'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], env={"PYTHONPATH": str(ROOT)}, check=True)

@@ -1,4 +1,4 @@
-"""`python -m bench report`, for bench/cli.py to register. What is heavy is imported when the command runs."""
+"""`python -m bench report`."""
 
 import sys
 from pathlib import Path
