@@ -7,7 +7,7 @@ from typing import Any
 
 from bench import registry
 from bench.markdown import bullets, escape, image, link
-from bench.plots import FIGURES, files, loss, style
+from bench.plots import FIGURES, STUDY_FIGURES, files, loss, style
 from bench.report import cost, machine, method, readme
 from bench.report.collect import Job, Machine, machines
 
@@ -21,6 +21,9 @@ _NOTHING_YET = """There are no results yet. This measures every method three tim
 
     python -m bench run --variant all --repeats 3
     python -m bench report"""
+
+
+_MODULES = {**FIGURES, **STUDY_FIGURES}
 
 
 class ReportError(Exception):
@@ -49,7 +52,7 @@ class Picture:
             return
         style.load()
         with style.style():
-            files.save(FIGURES[self.name].draw(self.data), self.path, self.digest)
+            files.save(_MODULES[self.name].draw(self.data), self.path, self.digest)
 
 
 class Report:
@@ -64,8 +67,8 @@ class Report:
         self.pictures = [
             Picture(each, name, data)
             for each in self.machines
-            for name, module in FIGURES.items()
-            if (data := module.data(self._shown_in(name, each))) is not None
+            for name in _MODULES
+            if (data := self._data(name, each)) is not None
         ]
 
     def write(self) -> list[str]:
@@ -118,12 +121,18 @@ class Report:
             ]
         return "\n\n".join(part for part in parts if part) + "\n"
 
+    def _data(self, name: str, each: Machine) -> dict[str, Any] | None:
+        """What a figure shows of a machine; None where there is nothing to show."""
+        if name in STUDY_FIGURES:
+            return STUDY_FIGURES[name].data(each)
+        return FIGURES[name].data(self._shown_in(name, each))
+
     def _shown_in(self, name: str, each: Machine) -> Job:
         """What a figure shows: probes are no methods to choose from, only their training is of interest."""
         return each.main if name == "loss" else each.main.without(self.probes)
 
     def _context(self, each: Machine, missing: dict[Path, str]) -> machine.Context:
-        pictures = dict.fromkeys(FIGURES, "")
+        pictures = dict.fromkeys(_MODULES, "")
         for picture in self.pictures:
             if picture.machine is each:
                 pictures[picture.name] = self._shown(picture, missing.get(picture.path))
@@ -136,7 +145,7 @@ class Report:
 
     def _shown(self, picture: Picture, reason: str | None) -> str:
         """The picture, a click on which opens the sharper SVG; or why there is none."""
-        alt = f"{FIGURES[picture.name].ALT}, on {machine.title(picture.machine)}"
+        alt = f"{_MODULES[picture.name].ALT}, on {machine.title(picture.machine)}"
         if reason:
             return f"*{escape(alt)}: no plot, {escape(reason)}*"
         png = self._relative(picture.path)

@@ -6,13 +6,14 @@ Two runs are in one table only when they are the same job: on the same machine, 
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from bench import derive, records
 from bench.records import Record, RecordError
+from bench.studies import stored
 
 # They change how a run is watched, not what is trained or timed.
 _NOT_THE_JOB = ("timeout",)
@@ -114,10 +115,16 @@ class Job:
 
 @dataclass(frozen=True)
 class Machine:
-    """A folder below results/. `jobs` begins with the one the section is about."""
+    """A folder below results/. `jobs` begins with the one the section is about.
+
+    `studies`: by kind, all records of that kind of study by time, whole or not. `limits`: what `bench limits`
+    wrote, None where it did not run.
+    """
 
     folder: Path
     jobs: list[Job]
+    studies: dict[str, list[Record]] = field(default_factory=dict)
+    limits: dict[str, Any] | None = None
 
     @property
     def main(self) -> Job:
@@ -152,10 +159,33 @@ def machines(results_dir: Path, order: Iterable[str]) -> tuple[list[Machine], li
     for folder in sorted(path for path in results_dir.glob("[!.]*") if path.is_dir()):
         headers, bad = _headers(folder)
         jobs = _jobs(headers, list(order), bad)
+        studies = {kind: _studied(folder, kind, bad) for kind in stored.KINDS}
+        limits = _limits(folder, bad)
         problems += [f"{folder.name}: {line}" for line in bad]
         if jobs:
-            found.append(Machine(folder, jobs))
+            found.append(Machine(folder, jobs, studies, limits))
     return found, problems
+
+
+def _studied(folder: Path, kind: str, problems: list[str]) -> list[Record]:
+    found, bad = stored.read(folder, kind)
+    problems += [f"{kind}: {line}" for line in bad]
+    return found
+
+
+def _limits(folder: Path, problems: list[str]) -> dict[str, Any] | None:
+    path = folder / "limits.json"
+    if not path.exists():
+        return None
+    try:
+        raw = records.from_json(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        problems.append(f"{path.name}: not read: {str(error).splitlines()[0]}")
+        return None
+    if not isinstance(raw, dict):
+        problems.append(f"{path.name}: holds no limits")
+        return None
+    return raw
 
 
 def _headers(folder: Path) -> tuple[list[_Header], list[str]]:

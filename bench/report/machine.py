@@ -8,6 +8,7 @@ from bench.report import cells
 from bench.report.advice import advice
 from bench.report.collect import Entry, Job, Machine
 from bench.report.compare import ratio
+from bench.report.sections import SECTIONS
 
 CLASSES = {
     "identical": "no step differs in one bit",
@@ -66,6 +67,7 @@ def section(machine: Machine, context: Context) -> str:
         "### Memory",
         memory_table(job),
         context.pictures["memory"],
+        *(module.section(machine, context.pictures) for module in SECTIONS),
         *_other_jobs(machine, context.probes),
     ]
     return "\n\n".join(part for part in parts if part)

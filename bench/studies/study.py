@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench import machine, records
+from bench import machine
 from bench.commands.options import Settings
 from bench.harness import SessionError, alone_in, default_timeout_s, prepare, say_surroundings
 from bench.plan import Job, PlanError
@@ -14,8 +14,6 @@ from bench.progress import Reporter
 from bench.records import Record
 from bench.registry import RegistryError
 from bench.runner import Runner
-
-KINDS = ("noise", "comm", "scale", "race")
 
 
 @dataclass(frozen=True)
@@ -71,18 +69,3 @@ def run_study(
     else:
         code = 0 if not runner.unstored and all(record.status in ("ok", "skipped") for record in done) else 1
     return Finished(done, environment, machine_folder, code)
-
-
-def read(machine_folder: Path, kind: str) -> tuple[list[Record], list[str]]:
-    """The records of all studies of that kind on a machine by time, and a line for each file that is none."""
-    folder = machine_folder / kind
-    return records.read_in(folder) if folder.is_dir() else ([], [])
-
-
-def latest(found: Sequence[Record]) -> list[Record]:
-    """The records of the newest command among them that was not broken off; of the newest if all were."""
-    commands: dict[str, list[Record]] = {}
-    for record in found:
-        commands.setdefault(record.run["command_id"], []).append(record)
-    whole = [runs for runs in commands.values() if all(run.status != "interrupted" for run in runs)]
-    return (whole or list(commands.values()) or [[]])[-1]
